@@ -1,0 +1,213 @@
+#include "base/options.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/text.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_OPTIONS = 64 };
+
+/* Which rows of the last parsed table were given, for opt_given and opt_command. One command line per process. */
+static bool given[MAX_OPTIONS];
+
+void opt_list_free(opt_list *list) {
+    mem_free(list->item);
+    *list = (opt_list){0};
+}
+
+static int push(opt_list *list, const char *word) {
+    TRY(mem_grow((void **)&list->item, &list->capacity, list->n + 1, sizeof *list->item, "arguments"));
+    list->item[list->n++] = word;
+    return 0;
+}
+
+static size_t table_size(const opt *table) {
+    size_t n = 0;
+    while (table[n].name) n++;
+    return n;
+}
+
+static size_t edit_distance(const char *a, const char *b) {
+    size_t row[64], la = strlen(a), lb = strlen(b);
+    if (la > 60 || lb > 60) return 99;
+    for (size_t j = 0; j <= lb; j++) row[j] = j;
+    for (size_t i = 1; i <= la; i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= lb; j++) {
+            size_t best = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            row[j] = best;
+        }
+    }
+    return row[lb];
+}
+
+const char *opt_nearest(const char *word, const char *const *names, size_t n) {
+    const char *best = NULL;
+    size_t best_distance = 1 + strlen(word) / 3;
+    for (size_t i = 0; i < n; i++) {
+        size_t d = edit_distance(word, names[i]);
+        if (d <= best_distance && (!best || d < best_distance)) {
+            best = names[i];
+            best_distance = d;
+        }
+    }
+    return best;
+}
+
+static int unknown(const opt *table, const char *word) {
+    const char *names[MAX_OPTIONS];
+    size_t n = table_size(table);
+    for (size_t i = 0; i < n; i++) names[i] = table[i].name;
+    const char *near = opt_nearest(word, names, n);
+    if (near) return err_set(ERR_USAGE, "unknown option '--%s' (did you mean --%s?)", word, near);
+    return err_set(ERR_USAGE, "unknown option '%s%s' (see kvlag help)", strlen(word) == 1 ? "-" : "--", word);
+}
+
+static int set_number(const opt *o, const char *value) {
+    char *end;
+    errno = 0;
+    long long x = strtoll(value, &end, 10), unit = 1;
+    if (o->kind == OPT_SIZE && *end) {
+        const char *units = "KMG", *u = strchr(units, *end & ~0x20);
+        if (u) {
+            unit = 1LL << (10 * (u - units + 1));
+            end++;
+            if ((end[0] | 0x20) == 'b' || (end[0] == 'i' && end[1] == 'B')) end += end[0] == 'i' ? 2 : 1;
+        }
+    }
+    if (end == value || *end || errno || value[0] == ' ')
+        return err_set(ERR_USAGE, "--%s: '%s' is not a number", o->name, value);
+    if (__builtin_mul_overflow(x, unit, &x) || x < o->min || x > o->max)
+        return err_set(ERR_USAGE, "--%s: %s is out of range (%lld to %lld)", o->name, value, o->min, o->max);
+    *(long long *)o->target = x;
+    return 0;
+}
+
+static int set_choice(const opt *o, const char *value) {
+    size_t n = strlen(value);
+    for (const char *c = o->arg; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
+        if (n && strncmp(c, value, n) == 0 && (c[n] == '|' || c[n] == 0)) {
+            *(const char **)o->target = value;
+            return 0;
+        }
+    return err_set(ERR_USAGE, "--%s: '%s' is not one of %s", o->name, value, o->arg);
+}
+
+static int set_value(const opt *table, const opt *o, const char *value) {
+    bool again = given[o - table];
+    given[o - table] = true;
+    if (o->kind == OPT_LIST) return push(o->target, value);
+    if (again) return err_set(ERR_USAGE, "--%s is given twice", o->name);
+    if (o->kind == OPT_INT || o->kind == OPT_SIZE) return set_number(o, value);
+    if (o->kind == OPT_CHOICE) return set_choice(o, value);
+    *(const char **)o->target = value;
+    return 0;
+}
+
+static int parse_long(const opt *table, int argc, char **argv, int *i) {
+    const char *word = argv[*i] + 2, *equals = strchr(word, '=');
+    size_t n = equals ? (size_t)(equals - word) : strlen(word);
+    for (const opt *o = table; o->name; o++) {
+        if (strlen(o->name) != n || strncmp(o->name, word, n) != 0) continue;
+        if (o->kind == OPT_FLAG) {
+            if (equals) return err_set(ERR_USAGE, "--%s takes no value", o->name);
+            given[o - table] = true;
+            *(bool *)o->target = true;
+            return 0;
+        }
+        if (equals) return set_value(table, o, equals + 1);
+        if (++*i >= argc) return err_set(ERR_USAGE, "--%s needs a value (%s)", o->name, o->arg);
+        return set_value(table, o, argv[*i]);
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)(n < 60 ? n : 60), word);
+    return unknown(table, name);
+}
+
+static int parse_short(const opt *table, int argc, char **argv, int *i) {
+    for (const char *c = argv[*i] + 1; *c; c++) {
+        const opt *o = table;
+        while (o->name && o->letter != *c) o++;
+        if (!o->name) return unknown(table, (char[]){*c, 0});
+        if (o->kind == OPT_FLAG) {
+            given[o - table] = true;
+            *(bool *)o->target = true;
+            continue;
+        }
+        if (c[1]) return set_value(table, o, c + 1);
+        if (++*i >= argc) return err_set(ERR_USAGE, "-%c needs a value (%s)", *c, o->arg);
+        return set_value(table, o, argv[*i]);
+    }
+    return 0;
+}
+
+int opt_parse(const opt *table, int argc, char **argv, opt_list *positional) {
+    memset(given, 0, sizeof given);
+    bool options = true;
+    for (int i = 0; i < argc; i++) {
+        const char *a = argv[i];
+        if (options && strcmp(a, "--") == 0) options = false;
+        else if (options && a[0] == '-' && a[1] == '-') TRY(parse_long(table, argc, argv, &i));
+        else if (options && a[0] == '-' && a[1]) TRY(parse_short(table, argc, argv, &i));
+        else TRY(push(positional, a));
+    }
+    return 0;
+}
+
+bool opt_given(const opt *table, const void *target) {
+    for (const opt *o = table; o->name; o++)
+        if (o->target == target) return given[o - table];
+    return false;
+}
+
+void opt_help(FILE *out, const opt *table) {
+    for (const opt *o = table; o->name; o++) {
+        char left[80], letter[4] = "   ";
+        if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
+        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
+        if (strlen(left) > 34) fprintf(out, "  %s\n  %-34s  %s\n", left, "", o->help);
+        else fprintf(out, "  %-34s  %s\n", left, o->help);
+    }
+}
+
+static int add_option(text *t, const opt *o, const char *value) {
+    if (o->letter) TRY(text_add(t, " -%c", o->letter));
+    else TRY(text_add(t, " --%s", o->name));
+    if (!value) return 0;
+    TRY(text_add(t, " "));
+    return text_add_shell(t, value);
+}
+
+char *opt_command(const char *command, const opt *table, const opt_list *positional) {
+    text t = {0};
+    int bad = text_add(&t, "kvlag %s", command);
+    for (size_t i = 0; i < positional->n && !bad; i++) {
+        bad = text_add(&t, " ");
+        if (!bad) bad = text_add_shell(&t, text_base_name(positional->item[i]));
+    }
+    for (const opt *o = table; o->name && !bad; o++) {
+        if (!o->recorded || !given[o - table]) continue;
+        char number[32];
+        if (o->kind == OPT_LIST) {
+            const opt_list *list = o->target;
+            for (size_t i = 0; i < list->n && !bad; i++) bad = add_option(&t, o, list->item[i]);
+        } else if (o->kind == OPT_FLAG) {
+            bad = add_option(&t, o, NULL);
+        } else if (o->kind == OPT_INT || o->kind == OPT_SIZE) {
+            snprintf(number, sizeof number, "%lld", *(long long *)o->target);
+            bad = add_option(&t, o, number);
+        } else {
+            const char *value = *(const char **)o->target;
+            bad = add_option(&t, o, o->kind == OPT_TEXT ? text_base_name(value) : value);
+        }
+    }
+    if (!bad) return t.data;
+    text_free(&t);
+    return NULL;
+}

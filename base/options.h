@@ -1,0 +1,52 @@
+/* Command-line options as a table: parsing, help and the recorded command all come from the same rows.
+ *
+ * Accepted: --name VALUE, --name=VALUE, -n VALUE, -nVALUE, bundled flags, "--" ends options, "-" is a positional.
+ * Options may stand anywhere. An unknown option, a missing value, a repeated single-valued option, trailing junk in a
+ * number are errors (ERR_USAGE) that name the option and suggest the nearest one. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+typedef enum opt_kind {
+    OPT_FLAG,   /* target: bool */
+    OPT_INT,    /* target: long long, between min and max */
+    OPT_SIZE,   /* target: long long bytes; suffixes K, M, G (1024) */
+    OPT_TEXT,   /* target: const char *, points into argv */
+    OPT_CHOICE, /* target: const char *; `arg` lists the choices: "auto|cpu|cuda" */
+    OPT_LIST    /* target: opt_list, may repeat */
+} opt_kind;
+
+typedef struct opt_list {
+    const char **item; /* pointers into argv; the array is freed by opt_list_free */
+    size_t n, capacity;
+} opt_list;
+void opt_list_free(opt_list *list);
+
+typedef struct opt {
+    const char *name; /* without "--"; NULL ends the table */
+    char letter;      /* 0 = none */
+    opt_kind kind;
+    bool recorded;    /* changes the result: belongs into the recorded command */
+    void *target;     /* holds the default before opt_parse */
+    const char *arg;  /* name of the value in the help text */
+    const char *help; /* one line */
+    long long min, max;
+} opt;
+
+/* Parse argv[0..argc-1] (no program or command name in it). Returns 0 or ERR_USAGE. */
+int opt_parse(const opt *table, int argc, char **argv, opt_list *positional);
+
+/* Was the option given on the command line that opt_parse saw last? (By its target.) */
+bool opt_given(const opt *table, const void *target);
+
+void opt_help(FILE *out, const opt *table);
+
+/* "kvlag sim a.h5 -p 'rmm(lag=8)'": the canonical command, only recorded options, in table order, as given; files
+ * by their names without folders, so that the same work gives the same text anywhere. Owned by the caller; NULL on
+ * failure. */
+char *opt_command(const char *command, const opt *table, const opt_list *positional);
+
+/* The nearest of `names` (n of them) to `word` by edit distance, or NULL if none is near. */
+const char *opt_nearest(const char *word, const char *const *names, size_t n);

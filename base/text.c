@@ -1,0 +1,84 @@
+#include "base/text.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int reserve(text *t, size_t more) {
+    return mem_grow((void **)&t->data, &t->capacity, t->n + more + 1, 1, "text");
+}
+
+int text_add_bytes(text *t, const void *bytes, size_t n) {
+    TRY(reserve(t, n));
+    if (n) memcpy(t->data + t->n, bytes, n);
+    t->n += n;
+    t->data[t->n] = 0;
+    return 0;
+}
+
+int text_add(text *t, const char *format, ...) {
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    int code = n < 0 ? err_set(ERR_DATA, "text: cannot format") : reserve(t, (size_t)n);
+    if (!code) {
+        vsnprintf(t->data + t->n, (size_t)n + 1, format, again);
+        t->n += (size_t)n;
+    }
+    va_end(again);
+    return code;
+}
+
+int text_add_shell(text *t, const char *word) {
+    const char *safe = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+    if (*word && strspn(word, safe) == strlen(word)) return text_add(t, "%s", word);
+    TRY(text_add(t, "'"));
+    for (; *word; word++)
+        if (*word == '\'') TRY(text_add(t, "'\\''"));
+        else TRY(text_add_bytes(t, word, 1));
+    return text_add(t, "'");
+}
+
+int text_add_csv(text *t, const char *field) {
+    if (!strpbrk(field, ",\"\r\n")) return text_add(t, "%s", field);
+    TRY(text_add(t, "\""));
+    for (; *field; field++) TRY(*field == '"' ? text_add(t, "\"\"") : text_add_bytes(t, field, 1));
+    return text_add(t, "\"");
+}
+
+void text_free(text *t) {
+    mem_free(t->data);
+    *t = (text){0};
+}
+
+const char *text_base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+char *text_number(char out[32], double value) {
+    if (isnan(value)) return strcpy(out, "nan");
+    if (isinf(value)) return strcpy(out, value > 0 ? "inf" : "-inf");
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(out, 32, "%.*g", digits, value);
+        if (strtod(out, NULL) == value) break;
+    }
+    return out; /* the program never calls setlocale, so the point is '.' */
+}
+
+int text_parse_number(const char *s, double *value) {
+    if (strcmp(s, "inf") == 0) {
+        *value = INFINITY;
+        return 0;
+    }
+    if (!*s || strspn(s, "0123456789.eE+-") != strlen(s)) return -1;
+    char *end;
+    *value = strtod(s, &end);
+    return *end || !isfinite(*value) ? -1 : 0;
+}

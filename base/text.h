@@ -1,0 +1,24 @@
+/* Growing text and small helpers on names and numbers. */
+#pragma once
+
+#include <stddef.h>
+
+typedef struct text {
+    char *data; /* NUL-terminated once anything was added; NULL before */
+    size_t n, capacity;
+} text;
+
+int text_add(text *t, const char *format, ...) __attribute__((format(printf, 2, 3))); /* 0 or ERR_DATA */
+int text_add_bytes(text *t, const void *bytes, size_t n);
+int text_add_shell(text *t, const char *word); /* quoted for a shell only where it must be */
+int text_add_csv(text *t, const char *field);  /* quoted as RFC 4180 only where it must be */
+void text_free(text *t);
+
+const char *text_base_name(const char *path); /* after the last '/'; points into path */
+
+/* The shortest decimal that reads back as the same f64 ("0.98", "1e-06", "inf", "-inf", "nan"); '.' under every
+ * locale. `out` needs 32 bytes; returns out. */
+char *text_number(char out[32], double value);
+
+/* Whole-string number: optional sign, digits, fraction, exponent, or "inf". Returns 0 and *value, or -1. */
+int text_parse_number(const char *s, double *value);
