@@ -49,7 +49,7 @@ $(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(OBJECTS)
 headers: $(HEADERS:%.h=$(BUILD)/%.h.ok)
 $(BUILD)/%.h.ok: %.h
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-unused -fsyntax-only -x c $<
+	$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-unused -fsyntax-only -include $< -x c /dev/null
 	@touch $@
 
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -1,0 +1,68 @@
+/* The inner loops of traces and sim, one source compiled for several instruction sets and chosen at run time.
+ *
+ * Every path gives the same bits: 16 f32 lanes whatever the register width, explicit fused multiply-add, one
+ * polynomial exp, lanes combined in f64 in index order, no contraction by the compiler. So results from one trace are
+ * the same bytes on every machine (DESIGN section 9). tests/unit/test_kernels.c compares every path with plain loops.
+ *
+ * Arrays are 64-byte aligned and padded to a multiple of 16 elements where "padded" stands. */
+#pragma once
+
+#include "base/half.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { KERNEL_LANES = 16, KERNEL_STREAMS_MAX = 8 };
+
+static inline size_t kernel_pad(size_t n) { return (n + KERNEL_LANES - 1) / KERNEL_LANES * KERNEL_LANES; }
+
+typedef struct kernel_table {
+    const char *name; /* "avx512", "avx2", "portable" */
+
+    /* Conversions; bit-equal to half.h for all values but the payload of NaNs. Any n, any alignment. */
+    void (*f16_to_f32)(const half *from, float *to, size_t n);
+    void (*f32_to_f16)(const float *from, half *to, size_t n);
+
+    /* HDF5's byte shuffle for 2-byte elements: all low bytes, then all high bytes. n elements, any alignment. */
+    void (*shuffle2)(const void *from, void *to, size_t n);
+    void (*unshuffle2)(const void *from, void *to, size_t n);
+
+    /* Keys [n][dim] -> blocks [pad(n)/16][dim][16], zero beyond n: the layout `scores` reads. */
+    void (*pack_keys)(const float *keys, size_t n, size_t dim, float *packed);
+
+    /* out[r*stride + i] = scale * (sum over d of q[r*dim+d] * key_i[d], fused, d ascending), for r < rows and
+     * i < pad(n). out padded: stride is a multiple of 16. */
+    void (*scores)(const float *q, size_t rows, const float *packed, size_t n, size_t dim, float scale, float *out,
+                   size_t stride);
+
+    /* In place on one padded row: entries first .. last (inclusive) become their softmax, all others up to pad(last+1)
+     * become 0; softcap > 0 applies cap*tanh(x/cap) first. Returns log of the normaliser (lse), NaN when any of the
+     * scores is not finite. */
+    double (*softmax)(float *row, size_t first, size_t last, float softcap);
+
+    /* Sum of a padded row's n entries (lanes f32, total f64). */
+    double (*sum)(const float *x, size_t n);
+    /* Sum of x[i] * y[i], fused in lanes. Both padded. */
+    double (*dot)(const float *x, const float *y, size_t n);
+
+    /* d[i] = a[i] * (mean - s[i]) for i < pad(n). */
+    void (*deviation)(const float *a, const float *s, float mean, float *d, size_t n);
+
+    /* The masked sums of DESIGN section 6: over i < n, out[k] = sum of x[k][i] where evict_at[i] <= t (evicted != 0)
+     * or evict_at[i] > t (evicted == 0). n_x <= KERNEL_STREAMS_MAX rows, padded with zeros; evict_at padded. */
+    void (*masked_sums)(const float *const *x, int n_x, const int32_t *evict_at, int32_t t, int evicted, size_t n,
+                        double *out);
+
+    /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
+     * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
+     * resident mass is 0 contributes 0. row has room for pad(n). */
+    void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
+                         float *row);
+} kernel_table;
+
+/* The best table this processor runs; KVLAG_KERNELS=portable|avx2|avx512 in the environment asks for a lower one (an
+ * unknown or unavailable name is ignored with a line on stderr). Never NULL. */
+const kernel_table *kernels(void);
+
+/* All tables this processor can run, for tests. Returns their number (at most 3). */
+int kernels_available(const kernel_table *list[3]);
