@@ -39,7 +39,7 @@ KERNEL_FLAGS_avx2     = -mavx2 -mfma -mf16c
 KERNEL_FLAGS_avx512   = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512
 $(BUILD)/traces/kernels_%.o: traces/kernels.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -O3 $(KERNEL_FLAGS_$*) -DKERNELS=kernels_$* -MMD -MP -c -o $@ $<
+	$(CC) $(CPPFLAGS) $(CFLAGS) -O3 -Wno-psabi $(KERNEL_FLAGS_$*) -DKERNELS=kernels_$* -MMD -MP -c -o $@ $<
 
 $(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(OBJECTS)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(shell pkg-config --libs cmocka)

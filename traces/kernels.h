@@ -14,7 +14,9 @@
 
 enum { KERNEL_LANES = 16, KERNEL_STREAMS_MAX = 8 };
 
-static inline size_t kernel_pad(size_t n) { return (n + KERNEL_LANES - 1) / KERNEL_LANES * KERNEL_LANES; }
+static inline size_t kernel_pad(size_t n) {
+    return (n + KERNEL_LANES - 1) / KERNEL_LANES * KERNEL_LANES;
+}
 
 typedef struct kernel_table {
     const char *name; /* "avx512", "avx2", "portable" */
@@ -55,9 +57,9 @@ typedef struct kernel_table {
 
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
      * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
-     * resident mass is 0 contributes 0. row has room for pad(n). */
+     * resident mass is 0 contributes 0. row has room for pad(n), scratch too. */
     void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
-                         float *row);
+                         float *scratch, float *row);
 } kernel_table;
 
 /* The best table this processor runs; KVLAG_KERNELS=portable|avx2|avx512 in the environment asks for a lower one (an

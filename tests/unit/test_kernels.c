@@ -1,0 +1,266 @@
+/* Every instruction set against plain loops, and against each other bit for bit. */
+#include "base/mem.h"
+#include "base/rng.h"
+#include "traces/kernels.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { N = 333, DIM = 40, ROWS = 11 };
+
+static float noise(uint32_t i, uint32_t stream) {
+    return (float)rng_normal(rng_philox(7, i, stream, 0, 0));
+}
+
+static float *array(size_t n, uint32_t stream) {
+    float *a = mem_new(kernel_pad(n), sizeof *a, "test");
+    for (size_t i = 0; i < n; i++) a[i] = noise((uint32_t)i, stream);
+    return a;
+}
+
+static void half_conversion_is_round_to_nearest_even(void **state) {
+    (void)state;
+    assert_int_equal(half_from_f32(1.5249285751529568e-05f), 0x0100); /* 2^-16: HDF5 1.10.8 halves it */
+    assert_int_equal(half_from_f32(65504.0f), 0x7bff);
+    assert_int_equal(half_from_f32(65519.996f), 0x7bff);
+    assert_int_equal(half_from_f32(65520.0f), 0x7c00);
+    assert_int_equal(half_from_f32(1.0f + 0x1p-11f), 0x3c00); /* tie to even */
+    assert_int_equal(half_from_f32(1.0f + 0x3p-11f), 0x3c02);
+    assert_int_equal(half_from_f32(0x1p-25f), 0x0000);
+    assert_int_equal(half_from_f32(0x1.8p-25f), 0x0001);
+    assert_int_equal(half_from_f32(-0.0f), 0x8000);
+    assert_true(half_to_f32(0x0001) == 0x1p-24f);
+    assert_true(half_to_f32(0xfbff) == -65504.0f);
+    for (uint32_t h = 0; h < 0x10000; h++) {
+        if ((h & 0x7c00) == 0x7c00 && (h & 0x3ff)) continue; /* NaN */
+        assert_int_equal(half_from_f32(half_to_f32((half)h)), h);
+    }
+}
+
+static void conversions_agree(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    enum { M = 100003 };
+    float *f = mem_new(M, sizeof *f, "test"), *back = mem_new(M, sizeof *back, "test");
+    half *h = mem_new(M, sizeof *h, "test");
+    for (uint32_t i = 0; i < M; i++) {
+        float x = half_from_bits(rng_philox(3, i, 0, 0, 0).v[0]);
+        f[i] = isnan(x) ? 0.5f : x;
+        if (i & 1) f[i] = ldexpf(noise(i, 1), -(int)(i % 30));
+    }
+    for (int k = 0; k < n_tables; k++) {
+        list[k]->f32_to_f16(f, h, M);
+        for (int i = 0; i < M; i++) assert_int_equal(h[i], half_from_f32(f[i]));
+        list[k]->f16_to_f32(h, back, M);
+        for (int i = 0; i < M; i++) assert_true(back[i] == half_to_f32(h[i]));
+        half s[7], u[7];
+        list[k]->shuffle2(h, s, 7);
+        for (int i = 0; i < 7; i++) {
+            assert_int_equal(((uint8_t *)s)[i], h[i] & 0xff);
+            assert_int_equal(((uint8_t *)s)[7 + i], h[i] >> 8);
+        }
+        list[k]->unshuffle2(s, u, 7);
+        assert_memory_equal(u, h, sizeof u);
+    }
+    mem_free(f);
+    mem_free(back);
+    mem_free(h);
+}
+
+static void scores_are_dot_products(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    float *q = array(ROWS * DIM, 1), *k = array(N * DIM, 2);
+    size_t stride = kernel_pad(N);
+    float *packed = mem_new(stride * DIM, 4, "test"), *first = NULL;
+    for (int table = 0; table < n_tables; table++) {
+        float *out = mem_new(ROWS * stride, 4, "test");
+        list[table]->pack_keys(k, N, DIM, packed);
+        list[table]->scores(q, ROWS, packed, N, DIM, 0.125f, out, stride);
+        for (size_t r = 0; r < ROWS; r++)
+            for (size_t i = 0; i < N; i++) {
+                double want = 0;
+                for (size_t d = 0; d < DIM; d++) want += (double)q[r * DIM + d] * (double)k[i * DIM + d];
+                assert_true(fabs(0.125 * want - (double)out[r * stride + i]) < 2e-6);
+            }
+        if (!first) first = out;
+        else {
+            assert_memory_equal(first, out, ROWS * stride * 4);
+            mem_free(out);
+        }
+    }
+    mem_free(first);
+    mem_free(q);
+    mem_free(k);
+    mem_free(packed);
+}
+
+static void softmax_matches_plain(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    for (int table = 1; table < n_tables; table++)
+        for (int cap = 0; cap <= 20; cap += 20) {
+            float *a = array(N, 9), *b = array(N, 9);
+            double lse = list[0]->softmax(a, 3, N - 2, (float)cap);
+            assert_true(lse == list[table]->softmax(b, 3, N - 2, (float)cap));
+            assert_memory_equal(a, b, N * sizeof *a);
+            mem_free(a);
+            mem_free(b);
+        }
+    for (int table = 0; table < n_tables; table++) {
+        for (size_t first = 0; first < 40; first += 13)
+            for (size_t last = first; last < N; last += 29) {
+                float *row = array(N, 5), *want = array(N, 5);
+                double max = -1e300, z = 0, sum = 0;
+                for (size_t i = 0; i < N; i++) row[i] = want[i] *= 6;
+                for (size_t i = first; i <= last; i++) max = fmax(max, (double)want[i]);
+                for (size_t i = first; i <= last; i++) z += exp((double)want[i] - max);
+                double lse = list[table]->softmax(row, first, last, 0);
+                assert_true(fabs(lse - (max + log(z))) < 1e-5);
+                for (size_t i = 0; i < kernel_pad(last + 1); i++) {
+                    double p = i < first || i > last ? 0 : exp((double)want[i] - max) / z;
+                    assert_true(fabs(p - (double)row[i]) <= 1e-9 + 4e-7 * p);
+                    sum += (double)row[i];
+                }
+                assert_true(fabs(sum - 1) < 1e-6);
+                mem_free(row);
+                mem_free(want);
+            }
+        /* CASES.md */
+        float big[16] __attribute__((aligned(64))) = {-245000, -245000},
+                      far[16] __attribute__((aligned(64))) = {3e4f, -3e4f};
+        list[table]->softmax(big, 0, 1, 0);
+        assert_true(big[0] == 0.5f && big[1] == 0.5f && big[2] == 0);
+        list[table]->softmax(far, 0, 1, 0);
+        assert_true(far[0] == 1.0f && far[1] == 0.0f);
+        float cap[16] __attribute__((aligned(64))) = {100, 0}; /* soft-cap 50: 48.2014 against 0 */
+        assert_true(fabs(list[table]->softmax(cap, 0, 1, 50) - 48.2014) < 1e-4);
+        float bad[16] __attribute__((aligned(64))) = {1, INFINITY}, nan[16] __attribute__((aligned(64))) = {NAN, 1};
+        assert_true(isnan(list[table]->softmax(bad, 0, 1, 0)));
+        assert_true(isnan(list[table]->softmax(nan, 0, 1, 0)));
+        float beyond[16] __attribute__((aligned(64))) = {1, 1, NAN, INFINITY}; /* not reachable: does not matter */
+        list[table]->softmax(beyond, 0, 1, 0);
+        assert_true(beyond[0] == 0.5f && beyond[2] == 0 && beyond[3] == 0);
+    }
+}
+
+static void sums_match_plain(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    size_t padded = kernel_pad(N);
+    float *a = array(N, 1), *s = array(N, 2), *x[KERNEL_STREAMS_MAX];
+    int32_t *evict_at = mem_new(padded, sizeof *evict_at, "test");
+    for (size_t i = 0; i < N; i++) evict_at[i] = (int32_t)(rng_philox(1, (uint32_t)i, 0, 0, 0).v[0] % 100);
+    for (int k = 0; k < KERNEL_STREAMS_MAX; k++) x[k] = array(N, 10 + (uint32_t)k);
+    double reference[2][KERNEL_STREAMS_MAX] = {{0}};
+    for (int table = 0; table < n_tables; table++) {
+        double want = 0, product = 0, out[KERNEL_STREAMS_MAX];
+        for (size_t i = 0; i < N; i++) {
+            want += (double)a[i];
+            product += (double)a[i] * (double)s[i];
+        }
+        assert_true(fabs(list[table]->sum(a, N) - want) < 1e-4);
+        assert_true(fabs(list[table]->dot(a, s, N) - product) < 1e-4);
+        float *d = mem_new(padded, 4, "test");
+        list[table]->deviation(a, s, 0.25f, d, N);
+        for (size_t i = 0; i < N; i++) assert_true(d[i] == a[i] * (0.25f - s[i]));
+        mem_free(d);
+        for (int n_x = 1; n_x <= KERNEL_STREAMS_MAX; n_x++)
+            for (int evicted = 0; evicted < 2; evicted++) {
+                list[table]->masked_sums((const float *const *)x, n_x, evict_at, 50, evicted, N, out);
+                for (int k = 0; k < n_x; k++) {
+                    double m = 0;
+                    for (size_t i = 0; i < N; i++)
+                        if ((evict_at[i] <= 50) == (evicted != 0)) m += (double)x[k][i];
+                    assert_true(fabs(out[k] - m) < 1e-4);
+                    if (table == 0) reference[evicted][k] = out[k];
+                    assert_true(out[k] == reference[evicted][k]);
+                }
+            }
+    }
+    for (int k = 0; k < KERNEL_STREAMS_MAX; k++) mem_free(x[k]);
+    mem_free(a);
+    mem_free(s);
+    mem_free(evict_at);
+}
+
+static void resident_row_by_hand(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    /* DESIGN section 4, two heads, step 3 with {0, 2, 3} visible. */
+    float one[16] __attribute__((aligned(64))) = {.1f, .6f, .2f, .1f},
+                  two[16] __attribute__((aligned(64))) = {.3f, .1f, .4f, .2f};
+    const float *heads[2] = {one, two};
+    int32_t entry[3] = {0, 2, 3};
+    for (int table = 0; table < n_tables; table++) {
+        float row[16] __attribute__((aligned(64))), scratch[16] __attribute__((aligned(64)));
+        list[table]->resident_row(heads, 2, entry, 3, 0, scratch, row);
+        assert_true(fabsf(row[0] - .291667f) < 1e-6f && fabsf(row[1] - .472222f) < 1e-6f &&
+                    fabsf(row[2] - .236111f) < 1e-6f);
+        list[table]->resident_row(heads, 2, entry, 3, 1, scratch, row);
+        assert_true(fabsf(row[0] - 1 / 3.0f) < 1e-6f && fabsf(row[1] - .5f) < 1e-6f && fabsf(row[2] - .25f) < 1e-6f);
+        list[table]->resident_row(heads, 1, entry, 3, 0, scratch, row);
+        assert_true(fabsf(row[0] - .25f) < 1e-6f && fabsf(row[1] - .5f) < 1e-6f && fabsf(row[2] - .25f) < 1e-6f);
+    }
+    /* A long set: every table the same bits. */
+    float *a = array(N, 3), *b = array(N, 4), *first = NULL;
+    int32_t *all = mem_new(N, 4, "test");
+    size_t n = 0;
+    for (int32_t i = 0; i < N; i++) {
+        a[i] = fabsf(a[i]);
+        b[i] = fabsf(b[i]);
+        if (i % 3) all[n++] = i;
+    }
+    for (int table = 0; table < n_tables; table++) {
+        float *row = mem_new(kernel_pad(n), 4, "test"), *scratch = mem_new(kernel_pad(n), 4, "test");
+        list[table]->resident_row((const float *const[]){a, b}, 2, all, n, 0, scratch, row);
+        if (first) assert_memory_equal(row, first, n * 4);
+        if (!first) first = row;
+        else mem_free(row);
+        mem_free(scratch);
+    }
+    mem_free(first);
+    mem_free(a);
+    mem_free(b);
+    mem_free(all);
+}
+
+static void philox_known_answers(void **state) {
+    (void)state;
+    /* Random123 kat_vectors, philox4x32 10 rounds. */
+    rng_block zero = rng_philox(0, 0, 0, 0, 0);
+    assert_int_equal(zero.v[0], 0x6627e8d5);
+    assert_int_equal(zero.v[1], 0xe169c58d);
+    assert_int_equal(zero.v[2], 0xbc57ac4c);
+    assert_int_equal(zero.v[3], 0x9b00dbd8);
+    rng_block ones = rng_philox(UINT64_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX);
+    assert_int_equal(ones.v[0], 0x408f276d);
+    rng_block pi = rng_philox(0x299f31d0a4093822ULL, 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344);
+    assert_int_equal(pi.v[0], 0xd16cfe09);
+    assert_int_equal(pi.v[1], 0x94fdcceb);
+    assert_int_equal(pi.v[2], 0x5001e420);
+    assert_int_equal(pi.v[3], 0x24126ea1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(half_conversion_is_round_to_nearest_even),
+        cmocka_unit_test(conversions_agree),
+        cmocka_unit_test(scores_are_dot_products),
+        cmocka_unit_test(softmax_matches_plain),
+        cmocka_unit_test(sums_match_plain),
+        cmocka_unit_test(resident_row_by_hand),
+        cmocka_unit_test(philox_known_answers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

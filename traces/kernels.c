@@ -1,0 +1,387 @@
+/* Compiled several times: -DKERNELS=kernels_avx512 etc. with that instruction set (see the Makefile). Everything is
+ * written on vectors of 16 f32 lanes; only the few operations that the vector extension lacks differ by target. */
+#include "traces/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+enum { LANES = KERNEL_LANES };
+
+typedef float v16f __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+
+/* ---- what differs between the targets ---------------------------------------------------------------------------- */
+
+#if defined(__AVX512F__)
+#define NAME "avx512"
+enum { TILE_ROWS = 8, TILE_BLOCKS = 2 };
+typedef __mmask16 mask16;
+INLINE v16f fma16(v16f a, v16f b, v16f c) {
+    return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+INLINE mask16 mask_le(v16i a, v16i b) {
+    return _mm512_cmple_epi32_mask((__m512i)a, (__m512i)b);
+}
+INLINE mask16 mask_not(mask16 m) {
+    return (mask16)~m;
+}
+INLINE v16f masked_add(v16f acc, mask16 m, v16f x) {
+    return (v16f)_mm512_mask_add_ps((__m512)acc, m, (__m512)acc, (__m512)x);
+}
+INLINE v16f gather16(const float *base, const int32_t *index) {
+    return (v16f)_mm512_i32gather_ps(_mm512_loadu_si512(index), base, 4);
+}
+#else
+typedef v16i mask16;
+INLINE mask16 mask_le(v16i a, v16i b) {
+    return a <= b;
+}
+INLINE mask16 mask_not(mask16 m) {
+    return ~m;
+}
+INLINE v16f masked_add(v16f acc, mask16 m, v16f x) {
+    return acc + (v16f)((v16i)x & m);
+}
+INLINE v16f gather16(const float *base, const int32_t *index) {
+    v16f v;
+    for (int l = 0; l < LANES; l++) v[l] = base[index[l]];
+    return v;
+}
+#if defined(__FMA__)
+#define NAME "avx2"
+enum { TILE_ROWS = 4, TILE_BLOCKS = 1 };
+INLINE v16f fma16(v16f a, v16f b, v16f c) {
+    union {
+        v16f v;
+        __m256 half[2];
+    } x = {.v = a}, y = {.v = b}, z = {.v = c};
+    z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
+    z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
+    return z.v;
+}
+#else
+#define NAME "portable"
+enum { TILE_ROWS = 2, TILE_BLOCKS = 1 };
+INLINE v16f fma16(v16f a, v16f b, v16f c) {
+    for (int l = 0; l < LANES; l++) c[l] = fmaf(a[l], b[l], c[l]);
+    return c;
+}
+#endif
+#endif
+
+/* ---- small helpers ------------------------------------------------------------------------------------------------
+ */
+
+INLINE v16f splat(float x) {
+    return x - (v16f){0};
+}
+INLINE v16i splat_i(int32_t x) {
+    return x - (v16i){0};
+}
+INLINE v16f select16(v16i mask, v16f yes, v16f no) {
+    return (v16f)(((v16i)yes & mask) | ((v16i)no & ~mask));
+}
+INLINE v16f load(const float *p) {
+    return *(const v16f *)p;
+}
+INLINE void store(float *p, v16f v) {
+    *(v16f *)p = v;
+}
+
+INLINE double total(v16f v) {
+    double sum = 0;
+    for (int l = 0; l < LANES; l++) sum += (double)v[l];
+    return sum;
+}
+
+static const v16i lane_number = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* exp for x <= 0 (to about 1 unit in the last place; Cephes' expf polynomial); below -87 it is 0. */
+INLINE v16f exp16(v16f x) {
+    v16i tiny = x < splat(-87.0f);
+    x = select16(tiny, splat(0.0f), x);
+    const v16f round = splat(12582912.0f); /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
+    v16f n = x * splat(1.44269504088896341f) + round;
+    v16i power = (v16i)n - (v16i)round;
+    n = n - round;
+    v16f r = fma16(n, splat(-0.693359375f), x);
+    r = fma16(n, splat(2.12194440e-4f), r);
+    v16f p = splat(1.9875691500e-4f);
+    p = fma16(p, r, splat(1.3981999507e-3f));
+    p = fma16(p, r, splat(8.3334519073e-3f));
+    p = fma16(p, r, splat(4.1665795894e-2f));
+    p = fma16(p, r, splat(1.6666665459e-1f));
+    p = fma16(p, r, splat(5.0000001201e-1f));
+    v16f e = fma16(p * r, r, r) + splat(1.0f);
+    e = (v16f)((v16i)e + (power << 23));
+    return select16(tiny, splat(0.0f), e);
+}
+
+/* tanh through exp of a non-positive argument: tanh|y| = (1 - z) / (1 + z), z = exp(-2|y|). */
+INLINE v16f tanh16(v16f y) {
+    v16i sign = (v16i)y & splat_i(INT32_MIN);
+    v16f z = exp16(splat(-2.0f) * (v16f)((v16i)y & splat_i(INT32_MAX)));
+    v16f t = (splat(1.0f) - z) / (splat(1.0f) + z);
+    return (v16f)((v16i)t | sign);
+}
+
+/* ---- conversions --------------------------------------------------------------------------------------------------
+ */
+
+static void f16_to_f32(const half *from, float *to, size_t n) {
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(from + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(from + i))));
+#endif
+    for (; i < n; i++) to[i] = half_to_f32(from[i]);
+}
+
+static void f32_to_f16(const float *from, half *to, size_t n) {
+    size_t i = 0;
+#if defined(__AVX512F__)
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((void *)(to + i), _mm512_cvtps_ph(_mm512_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128((void *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; i++) to[i] = half_from_f32(from[i]);
+}
+
+static void shuffle2(const void *from, void *to, size_t n) {
+    const uint8_t *in = from;
+    uint8_t *restrict low = to, *restrict high = low + n;
+    for (size_t i = 0; i < n; i++) {
+        low[i] = in[2 * i];
+        high[i] = in[2 * i + 1];
+    }
+}
+
+static void unshuffle2(const void *from, void *to, size_t n) {
+    const uint8_t *low = from, *high = low + n;
+    uint8_t *restrict out = to;
+    for (size_t i = 0; i < n; i++) {
+        out[2 * i] = low[i];
+        out[2 * i + 1] = high[i];
+    }
+}
+
+/* ---- scores -------------------------------------------------------------------------------------------------------
+ */
+
+static void pack_keys(const float *keys, size_t n, size_t dim, float *packed) {
+    for (size_t block = 0; block < kernel_pad(n) / LANES; block++)
+        for (size_t d = 0; d < dim; d++)
+            for (size_t l = 0; l < LANES; l++) {
+                size_t i = block * LANES + l;
+                packed[(block * dim + d) * LANES + l] = i < n ? keys[i * dim + d] : 0.0f;
+            }
+}
+
+/* rows x blocks outputs in registers; each output is one chain of fused multiply-adds over d, so that the size of the
+ * tile does not change a bit. */
+INLINE void score_tile(const float *q, const float *packed, size_t dim, float scale, float *out, size_t stride,
+                       const int rows, const int blocks) {
+    v16f acc[TILE_ROWS][TILE_BLOCKS];
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++) acc[r][b] = splat(0.0f);
+    for (size_t d = 0; d < dim; d++)
+        for (int b = 0; b < blocks; b++) {
+            v16f key = load(packed + ((size_t)b * dim + d) * LANES);
+            for (int r = 0; r < rows; r++) acc[r][b] = fma16(splat(q[(size_t)r * dim + d]), key, acc[r][b]);
+        }
+    for (int r = 0; r < rows; r++)
+        for (int b = 0; b < blocks; b++) store(out + (size_t)r * stride + (size_t)b * LANES, acc[r][b] * splat(scale));
+}
+
+static void scores(const float *q, size_t rows, const float *packed, size_t n, size_t dim, float scale, float *out,
+                   size_t stride) {
+    size_t blocks = kernel_pad(n) / LANES;
+    /* Keys outside, rows inside: a block of keys stays in the first-level cache for all rows. */
+    for (size_t b = 0; b < blocks;) {
+        size_t take = b + TILE_BLOCKS <= blocks ? TILE_BLOCKS : 1;
+        const float *keys = packed + b * dim * LANES;
+        float *column = out + b * LANES;
+        size_t r = 0;
+        if (take == TILE_BLOCKS)
+            for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+                score_tile(q + r * dim, keys, dim, scale, column + r * stride, stride, TILE_ROWS, TILE_BLOCKS);
+        else
+            for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+                score_tile(q + r * dim, keys, dim, scale, column + r * stride, stride, TILE_ROWS, 1);
+        for (; r < rows; r++)
+            for (size_t k = 0; k < take; k++)
+                score_tile(q + r * dim, keys + k * dim * LANES, dim, scale, column + r * stride + k * LANES, stride, 1,
+                           1);
+        b += take;
+    }
+}
+
+/* ---- softmax ------------------------------------------------------------------------------------------------------
+ */
+
+/* Lanes of block b that lie in first .. last. */
+INLINE v16i reachable(size_t b, size_t first, size_t last) {
+    v16i i = lane_number + splat_i((int32_t)(b * LANES));
+    return (i >= splat_i((int32_t)first)) & (i <= splat_i((int32_t)last));
+}
+
+INLINE double softmax_capped(float *row, size_t first, size_t last, float softcap) {
+    size_t b0 = first / LANES, b1 = last / LANES;
+    if (b0) memset(row, 0, b0 * LANES * sizeof *row);
+    v16f top = splat(-INFINITY), bad = splat(0.0f);
+    for (size_t b = b0; b <= b1; b++) {
+        v16f x = load(row + b * LANES);
+        v16i in = reachable(b, first, last);
+        bad += (v16f)((v16i)(x - x) & in); /* NaN for an infinite or NaN score, else 0 */
+        if (softcap > 0) x = splat(softcap) * tanh16(x / splat(softcap));
+        x = select16(in, x, splat(-INFINITY));
+        top = select16(x > top, x, top);
+        store(row + b * LANES, x);
+    }
+    if (isnan(total(bad))) return NAN;
+    float max = top[0];
+    for (int l = 1; l < LANES; l++)
+        if (top[l] > max) max = top[l];
+    v16f sum = splat(0.0f);
+    for (size_t b = b0; b <= b1; b++) {
+        v16f e = exp16(load(row + b * LANES) - splat(max));
+        sum += e;
+        store(row + b * LANES, e);
+    }
+    double z = total(sum);
+    v16f inverse = splat((float)(1.0 / z));
+    for (size_t b = b0; b <= b1; b++) store(row + b * LANES, load(row + b * LANES) * inverse);
+    return (double)max + log(z);
+}
+
+static double softmax(float *row, size_t first, size_t last, float softcap) {
+    return softcap > 0 ? softmax_capped(row, first, last, softcap) : softmax_capped(row, first, last, 0.0f);
+}
+
+/* ---- sums ---------------------------------------------------------------------------------------------------------
+ */
+
+static double sum(const float *x, size_t n) {
+    v16f acc = splat(0.0f);
+    for (size_t i = 0; i < n; i += LANES) acc += load(x + i);
+    return total(acc);
+}
+
+static double dot(const float *x, const float *y, size_t n) {
+    v16f acc = splat(0.0f);
+    for (size_t i = 0; i < n; i += LANES) acc = fma16(load(x + i), load(y + i), acc);
+    return total(acc);
+}
+
+static void deviation(const float *a, const float *s, float mean, float *d, size_t n) {
+    for (size_t i = 0; i < n; i += LANES) store(d + i, load(a + i) * (splat(mean) - load(s + i)));
+}
+
+INLINE void masked_sums_of(const float *const *x, const int n_x, const int32_t *evict_at, int32_t t, int evicted,
+                           size_t n, double *out) {
+    v16f acc[KERNEL_STREAMS_MAX];
+    for (int k = 0; k < n_x; k++) acc[k] = splat(0.0f);
+    for (size_t i = 0; i < n; i += LANES) {
+        mask16 m = mask_le(*(const v16i *)(evict_at + i), splat_i(t));
+        if (!evicted) m = mask_not(m);
+        for (int k = 0; k < n_x; k++) acc[k] = masked_add(acc[k], m, load(x[k] + i));
+    }
+    for (int k = 0; k < n_x; k++) out[k] = total(acc[k]);
+}
+
+static void masked_sums(const float *const *x, int n_x, const int32_t *evict_at, int32_t t, int evicted, size_t n,
+                        double *out) {
+    switch (n_x) {
+    case 1:
+        masked_sums_of(x, 1, evict_at, t, evicted, n, out);
+        break;
+    case 2:
+        masked_sums_of(x, 2, evict_at, t, evicted, n, out);
+        break;
+    case 3:
+        masked_sums_of(x, 3, evict_at, t, evicted, n, out);
+        break;
+    case 4:
+        masked_sums_of(x, 4, evict_at, t, evicted, n, out);
+        break;
+    case 5:
+        masked_sums_of(x, 5, evict_at, t, evicted, n, out);
+        break;
+    case 6:
+        masked_sums_of(x, 6, evict_at, t, evicted, n, out);
+        break;
+    case 7:
+        masked_sums_of(x, 7, evict_at, t, evicted, n, out);
+        break;
+    default:
+        masked_sums_of(x, 8, evict_at, t, evicted, n, out);
+        break;
+    }
+}
+
+/* ---- the row over the residents -----------------------------------------------------------------------------------
+ */
+
+/* Gather one head's attention on the residents; returns its mass. */
+static double gather_residents(const float *head, const int32_t *entry, size_t n, float *out) {
+    v16f acc = splat(0.0f);
+    size_t j = 0;
+    for (; j + LANES <= n; j += LANES) {
+        v16f v = gather16(head, entry + j);
+        store(out + j, v);
+        acc += v;
+    }
+    if (j < n) {
+        v16f v = splat(0.0f);
+        for (size_t l = 0; j + l < n; l++) v[l] = head[entry[j + l]];
+        store(out + j, v);
+        acc += v;
+    }
+    return total(acc);
+}
+
+static void resident_row(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
+                         float *scratch, float *row) {
+    size_t padded = kernel_pad(n);
+    for (int h = 0; h < n_head; h++) {
+        float *a = n_head == 1 ? row : scratch;
+        double mass = gather_residents(heads[h], entry, n, a);
+        v16f inverse = splat(mass > 0 ? (float)(1.0 / mass) : 0.0f);
+        for (size_t j = 0; j < padded; j += LANES) {
+            v16f v = load(a + j) * inverse;
+            if (h) {
+                v16f old = load(row + j);
+                v = take_max ? select16(v > old, v, old) : old + v;
+            }
+            store(row + j, v);
+        }
+    }
+    if (n_head > 1 && !take_max)
+        for (size_t j = 0; j < padded; j += LANES) store(row + j, load(row + j) / splat((float)n_head));
+}
+
+extern const kernel_table KERNELS;
+const kernel_table KERNELS = {
+    .name = NAME,
+    .f16_to_f32 = f16_to_f32,
+    .f32_to_f16 = f32_to_f16,
+    .shuffle2 = shuffle2,
+    .unshuffle2 = unshuffle2,
+    .pack_keys = pack_keys,
+    .scores = scores,
+    .softmax = softmax,
+    .sum = sum,
+    .dot = dot,
+    .deviation = deviation,
+    .masked_sums = masked_sums,
+    .resident_row = resident_row,
+};
