@@ -1,0 +1,397 @@
+#include "sim/config.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/progress.h"
+#include "sim/policies/mix.h"
+#include "sim/registry.h"
+#include "sim/spec.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LIST_MAX = 256 };
+
+static const char *const default_specs[] = {
+    "full",         "window", "streaming", "random", "lru", "ema", "h2o", "tova", "rmm", "oracle(mass,hold=lag)",
+    "oracle(mass)",
+};
+static const char default_budgets[] = "10%,25%,50%", default_lags[] = "0:64:x2";
+
+typedef struct text_list {
+    char item[LIST_MAX][POLICY_TEXT_MAX];
+    size_t n;
+} text_list;
+
+static int push(text_list *list, const char *option, const char *item) {
+    if (list->n == LIST_MAX) return err_set(ERR_USAGE, "%s: more than %d values", option, LIST_MAX);
+    snprintf(list->item[list->n++], POLICY_TEXT_MAX, "%s", item);
+    return 0;
+}
+
+/* Call `one` for each comma-separated item, blanks removed. */
+static int each_item(const char *option, const char *source, int (*one)(text_list *, const char *), text_list *out) {
+    char item[POLICY_TEXT_MAX];
+    for (const char *s = source;; s++) {
+        size_t n = 0;
+        for (; *s && *s != ','; s++) {
+            if (*s == ' ') continue;
+            if (n + 1 >= sizeof item) return err_set(ERR_USAGE, "%s: an item is too long", option);
+            item[n++] = *s;
+        }
+        item[n] = 0;
+        if (n == 0) return err_set(ERR_USAGE, "%s '%s': empty item", option, source);
+        TRY(one(out, item));
+        if (!*s) return 0;
+    }
+}
+
+/* ---- budgets ------------------------------------------------------------------------------------------------------
+ */
+
+static int add_budget(text_list *out, const char *item) {
+    char number[POLICY_TEXT_MAX], shortest[32], canonical[POLICY_TEXT_MAX];
+    size_t n = strlen(item);
+    bool share = item[n - 1] == '%';
+    snprintf(number, sizeof number, "%.*s", (int)(n - share), item);
+    double x;
+    if (text_parse_number(number, &x) != 0 || (!share && x != floor(x)))
+        return err_set(ERR_USAGE, "-b '%s': want tokens (64) or a share (25%%)", item);
+    if (share && !(x > 0 && x <= 100)) return err_set(ERR_USAGE, "-b '%s': a share lies in 0%%..100%%", item);
+    if (!share && !(x >= 1 && x <= 1e9)) return err_set(ERR_USAGE, "-b '%s': a budget is at least 1 token", item);
+    snprintf(canonical, sizeof canonical, "%s%s",
+             share ? text_number(shortest, x) : (snprintf(shortest, 32, "%.0f", x), shortest), share ? "%" : "");
+    return push(out, "-b", canonical);
+}
+
+static int32_t budget_tokens(const char *asked, int32_t n_tokens) {
+    double x = strtod(asked, NULL);
+    if (asked[strlen(asked) - 1] == '%') x = fmax(1, floor(x * n_tokens / 100 + 1e-9));
+    return (int32_t)x;
+}
+
+/* ---- lags ---------------------------------------------------------------------------------------------------------
+ */
+
+static const policy_param lag_param = {.name = "lag", .type = PARAM_COUNT, .max = 1e9};
+
+static int add_range(text_list *out, const char *item) {
+    double from, to, step;
+    char a[POLICY_TEXT_MAX], b[POLICY_TEXT_MAX], c[POLICY_TEXT_MAX], one[POLICY_TEXT_MAX];
+    bool times;
+    if (sscanf(item, "%63[^:]:%63[^:]:%63[^:]", a, b, c) != 3)
+        return err_set(ERR_USAGE, "-L '%s': want FROM:TO:STEP or FROM:TO:xFACTOR", item);
+    times = c[0] == 'x';
+    if (text_parse_number(a, &from) || text_parse_number(b, &to) || text_parse_number(c + times, &step) || from < 0 ||
+        to < from || to > 1e9 || from != floor(from) || to != floor(to) ||
+        !(times ? step > 1 : step >= 1 && step == floor(step)))
+        return err_set(ERR_USAGE, "-L '%s': want whole numbers FROM <= TO and STEP >= 1 or xFACTOR > x1", item);
+    for (double x = from; x <= to;) {
+        snprintf(one, sizeof one, "%.0f", floor(x));
+        TRY(push(out, "-L", one));
+        if (!times) x += step;
+        else x = x < 1 ? 1 : fmax(floor(x * step), floor(x) + 1);
+    }
+    return 0;
+}
+
+static int add_lag(text_list *out, const char *item) {
+    char canonical[POLICY_TEXT_MAX];
+    if (strchr(item, ':')) return add_range(out, item);
+    int code = spec_canonical(&lag_param, item, canonical);
+    return code ? err_prefix(code, "-L") : push(out, "-L", canonical);
+}
+
+/* ---- asks ---------------------------------------------------------------------------------------------------------
+ */
+
+static int param_index(const policy *p, const char *name) {
+    for (int i = 0; p->params[i].name; i++)
+        if (strcmp(p->params[i].name, name) == 0) return i;
+    return -1;
+}
+
+static const char *ask_text(const sim_ask *ask, const char *name) {
+    int i = param_index(ask->policy, name);
+    return i < 0 ? "" : ask->param[i];
+}
+
+/* Does anything in it wait for the lag? */
+static bool uses_lag(const sim_ask *ask) {
+    if (ask->policy->memory && strstr(ask->policy->memory, ":lag")) return true;
+    for (int i = 0; ask->policy->params[i].name; i++) {
+        const char *value = ask->param[i], *colon = strchr(value, ':');
+        if (strcmp(value, "lag") == 0 || (colon && strcmp(colon, ":lag") == 0)) return true;
+    }
+    return false;
+}
+
+/* Budgets, lags and flags of one sim_asks_build call, parsed. */
+typedef struct grid {
+    const sim_flags *flags;
+    text_list *budgets, *lags;
+    bool is_default;
+    sim_asks *out;
+} grid;
+
+static bool same_ask(const sim_ask *a, const sim_ask *b) {
+    if (a->policy != b->policy || strcmp(a->budget, b->budget) != 0 || a->pending_free != b->pending_free) return false;
+    for (int i = 0; a->policy->params[i].name; i++)
+        if (strcmp(a->param[i], b->param[i]) != 0) return false;
+    return true;
+}
+
+static int push_ask(grid *g, const sim_ask *ask) {
+    for (size_t i = 0; i < g->out->n; i++)
+        if (same_ask(&g->out->ask[i], ask)) return 0;
+    TRY(mem_grow((void **)&g->out->ask, &g->out->capacity, g->out->n + 1, sizeof *ask, "configurations"));
+    g->out->ask[g->out->n++] = *ask;
+    return 0;
+}
+
+static int expand_pending(grid *g, sim_ask *ask) {
+    bool tied = strcmp(ask_text(ask, "hold"), "lag") == 0;
+    const char *pending = g->flags->pending ? g->flags->pending : "charged";
+    if (g->is_default && !g->flags->pending) pending = "both";
+    ask->pending_free = false;
+    if (!tied || strcmp(pending, "free") != 0) TRY(push_ask(g, ask));
+    if (!tied || strcmp(pending, "charged") == 0) return 0;
+    ask->pending_free = true;
+    return push_ask(g, ask);
+}
+
+static int expand_lags(grid *g, sim_ask *ask, bool lag_given) {
+    int lag = param_index(ask->policy, "lag");
+    if (lag < 0) return expand_pending(g, ask);
+    if (!uses_lag(ask)) {
+        if (lag_given)
+            return err_set(ERR_USAGE, "%s has no lag to fix (hold=lag would give it one)", ask->policy->name);
+        ask->param[lag][0] = 0;
+        return expand_pending(g, ask);
+    }
+    if (lag_given || !g->lags->n) {
+        if (!ask->param[lag][0])
+            return err_set(ERR_USAGE, "%s: hold=lag needs a lag (lag=N in the spec, or -L)", ask->policy->name);
+        return expand_pending(g, ask);
+    }
+    sim_ask one = *ask;
+    if (g->lags->n > 1) one.in_grid = true;
+    for (size_t i = 0; i < g->lags->n; i++) {
+        snprintf(one.param[lag], POLICY_TEXT_MAX, "%s", g->lags->item[i]);
+        TRY(expand_pending(g, &one));
+    }
+    return 0;
+}
+
+static int expand_budgets(grid *g, sim_ask *ask, bool lag_given) {
+    if (!ask->policy->params[0].name) return push_ask(g, ask); /* full: no budget, no parameters */
+    if (g->budgets->n > 1) ask->in_grid = true;
+    for (size_t i = 0; i < g->budgets->n; i++) {
+        snprintf(ask->budget, sizeof ask->budget, "%s", g->budgets->item[i]);
+        TRY(expand_lags(g, ask, lag_given));
+    }
+    return 0;
+}
+
+/* Lists in the spec: every combination, the first parameter outermost. */
+static int expand_params(grid *g, const spec *s, int index, sim_ask *ask) {
+    const policy_param *p = &s->policy->params[index];
+    if (!p->name) {
+        int lag = param_index(s->policy, "lag");
+        return expand_budgets(g, ask, lag >= 0 && s->param[lag].n > 0);
+    }
+    const char *flag = strcmp(p->name, "schedule") == 0 ? g->flags->schedule
+                       : strcmp(p->name, "unit") == 0   ? g->flags->unit
+                                                        : NULL;
+    if (s->param[index].n == 0) {
+        if (flag) TRY(spec_canonical(p, flag, ask->param[index]));
+        else if (p->initial) snprintf(ask->param[index], POLICY_TEXT_MAX, "%s", p->initial);
+        else return err_set(ERR_USAGE, "%s needs %s=%s", s->policy->name, p->name, p->words ? p->words : "...");
+        return expand_params(g, s, index + 1, ask);
+    }
+    sim_ask one = *ask;
+    if (s->param[index].n > 1) one.in_grid = true;
+    for (size_t i = 0; i < s->param[index].n; i++) {
+        snprintf(one.param[index], POLICY_TEXT_MAX, "%s", s->param[index].value[i]);
+        sim_ask rest = one;
+        TRY(expand_params(g, s, index + 1, &rest));
+    }
+    return 0;
+}
+
+static int expand_spec(grid *g, const char *source) {
+    spec s;
+    int code = spec_parse(source, &s);
+    if (!code) {
+        sim_ask *ask = mem_new(1, sizeof *ask, "configuration");
+        code = ask ? 0 : ERR_DATA;
+        if (ask) {
+            ask->policy = s.policy;
+            ask->in_grid = ask->optional = g->is_default;
+            code = expand_params(g, &s, 0, ask);
+            if (code) err_prefix(code, "-p '%.200s'", source);
+        }
+        mem_free(ask);
+    }
+    spec_free(&s);
+    return code;
+}
+
+static int expand_all(grid *g, const char *const *specs, size_t n) {
+    const sim_flags *f = g->flags;
+    const char *budgets = f->budgets ? f->budgets : default_budgets;
+    const char *lags = f->lags ? f->lags : g->is_default ? default_lags : NULL;
+    TRY(each_item("-b", budgets, add_budget, g->budgets));
+    if (lags) TRY(each_item("-L", lags, add_lag, g->lags));
+    if (!f->budgets) say_more("budgets: %s (-b chooses others)", default_budgets);
+    if (g->is_default) {
+        specs = default_specs;
+        n = sizeof default_specs / sizeof *default_specs;
+    }
+    for (size_t i = 0; i < n; i++) TRY(expand_spec(g, specs[i]));
+    return 0;
+}
+
+int sim_asks_build(const char *const *specs, size_t n, const sim_flags *flags, sim_asks *out) {
+    *out = (sim_asks){0};
+    grid g = {.flags = flags, .is_default = n == 0, .out = out};
+    g.budgets = mem_new(2, sizeof *g.budgets, "lists");
+    if (!g.budgets) return ERR_DATA;
+    g.lags = g.budgets + 1;
+    int code = expand_all(&g, specs, n);
+    mem_free(g.budgets);
+    if (code) sim_asks_free(out);
+    return code;
+}
+
+void sim_asks_free(sim_asks *asks) {
+    mem_free(asks->ask);
+    *asks = (sim_asks){0};
+}
+
+/* ---- names --------------------------------------------------------------------------------------------------------
+ */
+
+int sim_ask_spec(const sim_ask *ask, text *out) {
+    int written = 0;
+    TRY(text_add(out, "%s", ask->policy->name));
+    for (int i = 0; ask->policy->params[i].name; i++) {
+        const policy_param *p = &ask->policy->params[i];
+        if (strcmp(p->name, "lag") == 0 || (p->initial && strcmp(p->initial, ask->param[i]) == 0)) continue;
+        TRY(text_add(out, "%c", written++ ? ',' : '('));
+        TRY(p->positional ? text_add(out, "%s", ask->param[i]) : text_add(out, "%s=%s", p->name, ask->param[i]));
+    }
+    return written ? text_add(out, ")") : 0;
+}
+
+char *sim_ask_name(const sim_ask *ask) {
+    text t = {0};
+    const char *lag = ask_text(ask, "lag");
+    int code = sim_ask_spec(ask, &t);
+    if (!code && *ask->budget) code = text_add(&t, " budget %s", ask->budget);
+    if (!code && *lag) code = text_add(&t, " lag %s", lag);
+    if (!code && ask->pending_free) code = text_add(&t, " pending free");
+    if (!code) return t.data;
+    text_free(&t);
+    return NULL;
+}
+
+/* ---- resolving ----------------------------------------------------------------------------------------------------
+ */
+
+static int add_resolved(text *t, const policy_param *p, const policy_value *v, int index) {
+    char number[32];
+    TRY(text_add(t, "%s%s=", index ? "," : "", p->name));
+    if (p->type == PARAM_COUNT && *v->text) return text_add(t, "%.0f", v->number);
+    const char *colon = strchr(v->text, ':');
+    if (p->type == PARAM_MEMORY && colon)
+        return text_add(t, "%.*s:%s", (int)(colon - v->text), v->text, text_number(number, v->number));
+    return text_add(t, "%s", v->text);
+}
+
+static int resolve_values(const sim_ask *ask, sim_config *c) {
+    int lag = param_index(ask->policy, "lag");
+    text resolved = {0}, spec_text = {0};
+    c->lag = -1;
+    if (lag >= 0 && ask->param[lag][0]) {
+        policy_value v;
+        TRY(spec_evaluate(&lag_param, ask->param[lag], c->budget, -1, &v));
+        c->lag = (int32_t)v.number;
+    }
+    int code = sim_ask_spec(ask, &spec_text);
+    for (int i = 0; ask->policy->params[i].name && !code; i++) {
+        code = spec_evaluate(&ask->policy->params[i], ask->param[i], c->budget, c->lag, &c->setup.value[i]);
+        if (!code) code = add_resolved(&resolved, &ask->policy->params[i], &c->setup.value[i], i);
+    }
+    if (!code && !resolved.data) code = text_add(&resolved, "%s", "");
+    c->resolved = resolved.data;
+    c->spec = spec_text.data;
+    return code;
+}
+
+/* Residents right after an eviction. */
+static int32_t schedule_target(const sim_config *c) {
+    if (c->pending_free) return c->budget;
+    if (c->schedule == SCHEDULE_EVERY) return c->budget - (int32_t)fmin(c->schedule_argument, 1e9) + 1;
+    if (c->schedule == SCHEDULE_WATERMARK) return (int32_t)floor(c->schedule_argument * c->budget);
+    return c->budget;
+}
+
+static int check_guards(const sim_config *c) {
+    int64_t held = c->pending_free ? 0 : c->hold, needed = c->sinks + held;
+    if (c->schedule == SCHEDULE_BLOCK) { /* blocks that touch a sink or a held entry stay whole */
+        int64_t n = (int64_t)c->schedule_argument;
+        needed = (c->sinks + n - 1) / n * n + held + 2 * (n - 1);
+    }
+    if (c->target < 1)
+        return err_set(ERR_USAGE, "schedule %s leaves %d entries of a budget of %d", c->schedule_text, c->target,
+                       c->budget);
+    if (needed > c->target)
+        return err_set(ERR_USAGE, "sinks %d + hold %lld%s exceed the %d entries that schedule %s leaves", c->sinks,
+                       (long long)held, c->schedule == SCHEDULE_BLOCK ? " in whole blocks" : "", c->target,
+                       c->schedule_text);
+    if (c->schedule == SCHEDULE_PROMPT && c->n_prompt == 0)
+        return err_set(ERR_USAGE, "schedule prompt needs a prompt (--prompt N)");
+    return 0;
+}
+
+static int resolve_guards(const sim_ask *ask, sim_config *c) {
+    const policy_value *memory = policy_get(&c->setup, "memory"), *hold = policy_get(&c->setup, "hold"),
+                       *schedule = policy_get(&c->setup, "schedule");
+    c->sinks = (int32_t)policy_get(&c->setup, "sinks")->number;
+    c->hold = (int32_t)hold->number;
+    c->has_pending = hold->tied_to_lag;
+    c->pending_free = ask->pending_free;
+    c->unit_layer = policy_get(&c->setup, "unit")->word == 1;
+    c->take_max = policy_get(&c->setup, "row")->word == 1;
+    c->schedule = (schedule_kind)schedule->word;
+    c->schedule_argument = schedule->number;
+    snprintf(c->schedule_text, sizeof c->schedule_text, "%s", schedule->text);
+    /* mix(memory=first:8) cuts its evidence off at row i+8: that is a lag, fixed by the spec. */
+    if (c->lag < 0 && memory && memory->word == MEMORY_FIRST) c->lag = (int32_t)memory->number;
+    c->target = schedule_target(c);
+    return check_guards(c);
+}
+
+int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt,
+                       sim_config *out) {
+    *out = (sim_config){.setup = {.policy = ask->policy, .seed = flags->seed}, .lag = -1};
+    out->n_prompt = flags->n_prompt >= 0 ? flags->n_prompt : n_prompt;
+    out->is_full = !ask->policy->params[0].name;
+    out->budget = out->is_full ? n_tokens : budget_tokens(ask->budget, n_tokens);
+    snprintf(out->budget_asked, sizeof out->budget_asked, "%s", ask->budget);
+    TRY(resolve_values(ask, out));
+    TRY(ask->policy->init(&out->setup));
+    if (out->is_full) {
+        out->target = out->budget;
+        return 0;
+    }
+    return resolve_guards(ask, out);
+}
+
+void sim_config_free(sim_config *c) {
+    mem_free(c->spec);
+    mem_free(c->resolved);
+    *c = (sim_config){0};
+}

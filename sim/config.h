@@ -1,0 +1,76 @@
+/* From what was asked (specs, budgets, lags, flags) to configurations that can be replayed.
+ *
+ * An ask does not know T yet. It becomes a config for one sequence: shares, "budget/2", "lag" get numbers. A spec beats
+ * a command-line flag, which beats the policy's default (DESIGN section 5). */
+#pragma once
+
+#include "base/text.h"
+#include "sim/policy.h"
+
+typedef enum schedule_kind {
+    SCHEDULE_STEP,
+    SCHEDULE_EVERY,
+    SCHEDULE_WATERMARK,
+    SCHEDULE_BLOCK,
+    SCHEDULE_PROMPT
+} schedule_kind;
+
+/* One configuration as asked. Texts are canonical: numbers in shortest form, aliases resolved. */
+typedef struct sim_ask {
+    const policy *policy;
+    char param[POLICY_PARAMS_MAX][POLICY_TEXT_MAX]; /* every parameter's text, defaults filled in */
+    char budget[POLICY_TEXT_MAX];                   /* "64", "25%"; "" for full */
+    bool pending_free;
+    bool in_grid;  /* one point of many: skipped, not refused, where it cannot run */
+    bool optional; /* of the default set: left out where the trace lacks what it needs */
+} sim_ask;
+
+typedef struct sim_asks {
+    sim_ask *ask;
+    size_t n, capacity;
+} sim_asks;
+
+/* What the command line says beside the specs; NULL or empty = not said. */
+typedef struct sim_flags {
+    const char *budgets, *lags; /* "64,128,25%"; "0:64:x2,budget/2" */
+    const char *schedule, *unit;
+    const char *pending; /* "charged", "free", "both" */
+    uint64_t seed;
+    int32_t n_prompt; /* -1 = the trace's */
+} sim_flags;
+
+/* Parse n specs and combine them with the flags; n = 0 gives the default set. Equal asks are kept once.
+ * ERR_USAGE names the spec and what is wrong in it. Release with sim_asks_free. */
+int sim_asks_build(const char *const *specs, size_t n, const sim_flags *flags, sim_asks *out);
+void sim_asks_free(sim_asks *asks);
+
+/* A configuration for one sequence. */
+typedef struct sim_config {
+    policy_setup setup;
+    bool is_full;   /* nothing ever leaves: policy full */
+    int32_t budget; /* entries per unit after the evict phase */
+    int32_t lag;    /* -1 = none */
+    int32_t hold, sinks;
+    int32_t n_prompt;
+    bool has_pending; /* hold is tied to a lag: the pending column is not empty */
+    bool pending_free;
+    bool unit_layer, take_max;
+    schedule_kind schedule;
+    double schedule_argument; /* P, f or n */
+    int32_t target;           /* residents after an eviction */
+
+    char budget_asked[POLICY_TEXT_MAX];
+    char schedule_text[POLICY_TEXT_MAX];
+    char *spec;     /* owned */
+    char *resolved; /* owned: every parameter with its value */
+} sim_config;
+
+/* Resolve for a sequence of n_tokens with the trace's n_prompt (raised by flags->n_prompt). ERR_USAGE where the point
+ * cannot run (hold + sinks above the target, ...). Release with sim_config_free either way. */
+int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt, sim_config *out);
+void sim_config_free(sim_config *c);
+
+/* "rmm(signal=uniform) budget 25% lag 8": for messages. Owned by the caller. */
+char *sim_ask_name(const sim_ask *ask);
+/* The spec column of an ask: the policy's name and the parameters that differ from its defaults, lag left out. */
+int sim_ask_spec(const sim_ask *ask, text *out);

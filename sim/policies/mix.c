@@ -1,0 +1,241 @@
+#include "sim/policies/mix.h"
+#include "base/err.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum mix_evidence {
+    EVIDENCE_ATTN,
+    EVIDENCE_CORRECT,
+    EVIDENCE_CONFIDENCE,
+    EVIDENCE_FOCUS,
+    EVIDENCE_TAU,
+    EVIDENCE_POSITION,
+    EVIDENCE_RANDOM,
+} mix_evidence;
+
+typedef struct mix_plan {
+    mix_evidence evidence;
+    mix_memory memory;
+    double argument; /* alpha, w or L */
+    double tau;
+    bool tau_per_resident;
+} mix_plan;
+_Static_assert(sizeof(mix_plan) <= POLICY_PLAN_BYTES, "plan");
+
+static mix_plan *plan_of(policy_setup *s) {
+    return (mix_plan *)(void *)s->plan;
+}
+static const mix_plan *plan_in(const policy_setup *s) {
+    return (const mix_plan *)(const void *)s->plan;
+}
+
+/* ---- setting up ---------------------------------------------------------------------------------------------------
+ */
+
+static const struct {
+    const char *name;
+    bool has_argument;
+} memory_kinds[] = {
+    [MEMORY_SUM] = {"sum", false},   [MEMORY_MEAN] = {"mean", false},    [MEMORY_EMA] = {"ema", true},
+    [MEMORY_LAST] = {"last", false}, [MEMORY_RECENT] = {"recent", true}, [MEMORY_MAX] = {"max", true},
+    [MEMORY_AGE] = {"age", false},   [MEMORY_FIRST] = {"first", true},   [MEMORY_STATIC] = {"static", false},
+};
+
+int mix_parse_memory(const char *text, mix_memory *kind, const char **argument) {
+    const char *colon = strchr(text, ':');
+    size_t n = colon ? (size_t)(colon - text) : strlen(text);
+    for (size_t k = 0; k < sizeof memory_kinds / sizeof *memory_kinds; k++) {
+        if (strlen(memory_kinds[k].name) != n || strncmp(memory_kinds[k].name, text, n) != 0) continue;
+        if (memory_kinds[k].has_argument && (!colon || !colon[1]))
+            return err_set(ERR_USAGE, "memory '%s' needs an argument, e.g. %s", text,
+                           k == MEMORY_EMA || k == MEMORY_MAX ? "ema:0.98" : "first:32");
+        if (!memory_kinds[k].has_argument && colon) return err_set(ERR_USAGE, "memory '%s' takes no argument", text);
+        *kind = (mix_memory)k;
+        *argument = colon ? colon + 1 : NULL;
+        return 0;
+    }
+    return err_set(ERR_USAGE, "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, static)",
+                   text);
+}
+
+int mix_check_memory(mix_memory kind, double argument) {
+    if ((kind == MEMORY_EMA || kind == MEMORY_MAX) && !(argument >= 0 && argument <= 1))
+        return err_set(ERR_USAGE, "memory %s: %g does not lie in 0..1", memory_kinds[kind].name, argument);
+    if (kind == MEMORY_RECENT && !(argument >= 1 && argument <= 4096 && argument == floor(argument)))
+        return err_set(ERR_USAGE, "memory recent: %g is not a whole number of rows in 1..4096", argument);
+    if (kind == MEMORY_FIRST && !(argument >= 0 && argument == floor(argument)))
+        return err_set(ERR_USAGE, "memory first: %g is not a whole number of rows", argument);
+    return 0;
+}
+
+/* A preset's memory text may name one of its parameters: "ema:alpha", "first:lag". */
+static int init_memory(policy_setup *s, mix_plan *plan) {
+    const policy_value *given = policy_get(s, "memory");
+    if (given) {
+        plan->memory = (mix_memory)given->word;
+        plan->argument = given->number;
+    } else {
+        const char *argument;
+        TRY(mix_parse_memory(s->policy->memory, &plan->memory, &argument));
+        const policy_value *named = argument ? policy_get(s, argument) : NULL;
+        if (argument) plan->argument = named ? named->number : strtod(argument, NULL);
+    }
+    return mix_check_memory(plan->memory, plan->argument);
+}
+
+static void init_evidence(policy_setup *s, mix_plan *plan) {
+    const policy_value *given = policy_get(s, "evidence"), *signal = policy_get(s, "signal");
+    static const mix_evidence of_signal[] = {EVIDENCE_CORRECT, EVIDENCE_ATTN, EVIDENCE_CONFIDENCE};
+    if (given) plan->evidence = (mix_evidence)given->word;
+    else if (signal) plan->evidence = of_signal[signal->word];
+    else if (strcmp(s->policy->evidence, "position") == 0) plan->evidence = EVIDENCE_POSITION;
+    else if (strcmp(s->policy->evidence, "random") == 0) plan->evidence = EVIDENCE_RANDOM;
+    else plan->evidence = EVIDENCE_ATTN;
+}
+
+int mix_init(policy_setup *s) {
+    mix_plan *plan = plan_of(s);
+    *plan = (mix_plan){0};
+    init_evidence(s, plan);
+    TRY(init_memory(s, plan));
+    bool is_static = plan->evidence == EVIDENCE_POSITION || plan->evidence == EVIDENCE_RANDOM;
+    if (is_static != (plan->memory == MEMORY_STATIC))
+        return err_set(ERR_USAGE, "%s: evidence position and random go with memory static, and only they",
+                       s->policy->name);
+    const policy_value *tau = policy_get(s, "tau");
+    if (tau) {
+        plan->tau = tau->number;
+        plan->tau_per_resident = tau->per_resident;
+    }
+    s->needs = is_static ? 0 : NEEDS_ROW;
+    if (plan->evidence == EVIDENCE_CORRECT) s->needs |= NEEDS_CORRECT;
+    if (plan->evidence == EVIDENCE_CONFIDENCE) s->needs |= NEEDS_CONFIDENCE;
+    return 0;
+}
+
+int mix_fields(const policy_setup *s) {
+    const mix_plan *plan = plan_in(s);
+    if (plan->memory == MEMORY_RECENT) return (int)plan->argument;
+    return plan->memory == MEMORY_FIRST ? 2 : 1;
+}
+
+/* ---- observing ----------------------------------------------------------------------------------------------------
+ */
+
+static double tau_at(const mix_plan *plan, int32_t residents) {
+    return plan->tau_per_resident ? plan->tau / residents : plan->tau;
+}
+
+static double focus(const policy_view *v) {
+    if (v->n < 2) return 1;
+    double entropy = 0;
+    for (int32_t j = 0; j < v->n; j++) {
+        double a = (double)v->row[j];
+        if (a > 0) entropy -= a * log(a);
+    }
+    return 1 - entropy / log(v->n);
+}
+
+/* The evidence is the row times a factor common to all entries, but for the threshold. */
+static double row_factor(const mix_plan *plan, const policy_view *v) {
+    switch (plan->evidence) {
+    case EVIDENCE_CORRECT:
+        return v->correct ? 1 : 0;
+    case EVIDENCE_CONFIDENCE:
+        return v->confidence;
+    case EVIDENCE_FOCUS:
+        return focus(v);
+    default:
+        return 1;
+    }
+}
+
+static double arrival_value(const mix_plan *plan, const policy_setup *s, const policy_view *v) {
+    int32_t i = v->entry[v->n - 1];
+    if (plan->evidence == EVIDENCE_POSITION) return i;
+    return rng_philox(s->seed, (uint32_t)i, (uint32_t)v->kv_head, (uint32_t)v->layer, (uint32_t)v->sequence).v[0];
+}
+
+/* First resident whose rows i+1 .. i+L include step t; the newest entry's own row is no such row. */
+static int32_t first_open(const policy_view *v, double lag) {
+    int32_t j = v->n;
+    while (j > 0 && (double)v->entry[j - 1] + lag >= v->t) j--;
+    return j;
+}
+
+void mix_observe(const policy_setup *s, const policy_view *v) {
+    const mix_plan *plan = plan_in(s);
+    double *f = v->field[0], x = plan->argument;
+    int32_t n = v->n;
+    if (plan->memory == MEMORY_STATIC) {
+        f[n - 1] = arrival_value(plan, s, v);
+        return;
+    }
+    const float *a = v->row;
+    double c = row_factor(plan, v), tau = tau_at(plan, n);
+    bool threshold = plan->evidence == EVIDENCE_TAU;
+#define EVIDENCE(j) (threshold ? (double)((double)a[j] >= tau) : c * (double)a[j])
+    switch (plan->memory) {
+    case MEMORY_SUM:
+    case MEMORY_MEAN:
+        for (int32_t j = 0; j < n; j++) f[j] += EVIDENCE(j);
+        break;
+    case MEMORY_EMA:
+        for (int32_t j = 0; j < n; j++) f[j] = x * f[j] + (1 - x) * EVIDENCE(j);
+        break;
+    case MEMORY_LAST:
+        for (int32_t j = 0; j < n; j++) f[j] = EVIDENCE(j);
+        break;
+    case MEMORY_MAX:
+        for (int32_t j = 0; j < n; j++) f[j] = fmax(x * f[j], EVIDENCE(j));
+        break;
+    case MEMORY_RECENT: /* a ring of rows */
+        f = v->field[v->t % (int32_t)x];
+        for (int32_t j = 0; j < n; j++) f[j] = EVIDENCE(j);
+        break;
+    case MEMORY_AGE:
+        for (int32_t j = 0; j < n; j++)
+            if (j == n - 1 || (threshold ? (double)a[j] : EVIDENCE(j)) >= tau) f[j] = v->t;
+        break;
+    default: /* MEMORY_FIRST: field 0 sums the rows after arrival, field 1 keeps the own row */
+        for (int32_t j = first_open(v, x); j < n - 1; j++) f[j] += EVIDENCE(j);
+        v->field[1][n - 1] = (double)a[n - 1];
+    }
+#undef EVIDENCE
+}
+
+/* ---- scoring ------------------------------------------------------------------------------------------------------
+ */
+
+static void score_recent(const policy_view *v, int w, double *score) {
+    memset(score, 0, (size_t)v->n * sizeof *score);
+    /* Oldest row first, so that the sum does not depend on where the ring begins. */
+    for (int k = 1; k <= w; k++) {
+        const double *f = v->field[(v->t + k) % w];
+        for (int32_t j = 0; j < v->n; j++) score[j] += f[j];
+    }
+}
+
+void mix_score(const policy_setup *s, const policy_view *v, double *score) {
+    const mix_plan *plan = plan_in(s);
+    const double *f = v->field[0];
+    switch (plan->memory) {
+    case MEMORY_MEAN:
+        for (int32_t j = 0; j < v->n; j++) score[j] = f[j] / (v->t - v->entry[j] + 1);
+        break;
+    case MEMORY_RECENT:
+        score_recent(v, (int)plan->argument, score);
+        break;
+    case MEMORY_FIRST:
+        for (int32_t j = 0; j < v->n; j++) {
+            double rows = fmin(v->t - v->entry[j], plan->argument);
+            score[j] = rows > 0 ? f[j] / rows : v->field[1][j];
+        }
+        break;
+    default:
+        memcpy(score, f, (size_t)v->n * sizeof *score);
+    }
+}

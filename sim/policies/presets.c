@@ -1,0 +1,155 @@
+/* The named compositions: each row is a name, a line of help, the paper it follows, its axes and its defaults. */
+#include "sim/policies/presets.h"
+#include "sim/policies/mix.h"
+
+#define ATTENTION .family = FAMILY_ATTENTION, MIX_VERBS
+#define TAU(initial_)                                                                             \
+    {                                                                                             \
+        .name = "tau", .type = PARAM_NUMBER, .initial = initial_, .max = 1, .per_resident = true, \
+        .help = "attention that counts as a use; 1/resident is the mean share"                    \
+    }
+#define ALPHA                                                               \
+    {                                                                       \
+        .name = "alpha", .type = PARAM_NUMBER, .initial = "0.98", .max = 1, \
+        .help = "share of the old score kept each step"                     \
+    }
+
+static int none_init(policy_setup *s) {
+    s->needs = 0;
+    return 0;
+}
+static int none_fields(const policy_setup *s) {
+    (void)s;
+    return 0;
+}
+
+const policy policy_full = {
+    .abi = POLICY_ABI,
+    .name = "full",
+    .help = "keep everything: the full cache",
+    .source = "no eviction",
+    .family = FAMILY_WINDOW,
+    .params = (const policy_param[]){{.name = NULL}},
+    .init = none_init,
+    .fields = none_fields,
+};
+
+const policy policy_window = {
+    .abi = POLICY_ABI,
+    .name = "window",
+    .help = "keep the newest entries",
+    .source = "Beltagy et al. 2020, arXiv:2004.05150 (sliding window)",
+    .family = FAMILY_WINDOW,
+    .evidence = "position",
+    .memory = "static",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "0", "head", "")},
+    MIX_VERBS,
+};
+
+const policy policy_streaming = {
+    .abi = POLICY_ABI,
+    .name = "streaming",
+    .help = "keep the first entries (attention sinks) and the newest",
+    .source = "Xiao et al. 2023, StreamingLLM, arXiv:2309.17453",
+    .family = FAMILY_STATIC,
+    .evidence = "position",
+    .memory = "static",
+    .params = (const policy_param[]){POLICY_GUARDS("4", "0", "head", "")},
+    MIX_VERBS,
+};
+
+const policy policy_random = {
+    .abi = POLICY_ABI,
+    .name = "random",
+    .help = "keep a random set: the floor any policy must beat",
+    .source = "baseline; Philox of seed, sequence, layer, kv head and entry",
+    .family = FAMILY_STATIC,
+    .evidence = "random",
+    .memory = "static",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "1", "head", "")},
+    MIX_VERBS,
+};
+
+const policy policy_lru = {
+    .abi = POLICY_ABI,
+    .name = "lru",
+    .help = "evict the entry whose last use (attention >= tau) is longest ago",
+    .source = "least recently used, on attention",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "age",
+    .params = (const policy_param[]){TAU("1/resident"), POLICY_GUARDS("0", "1", "head", "")},
+};
+
+const policy policy_h2o = {
+    .abi = POLICY_ABI,
+    .name = "h2o",
+    .help = "heavy hitters by accumulated attention, and a recent half",
+    .source = "Zhang et al. 2023, H2O, arXiv:2306.14048 (per kv head, sum over prompt and decode)",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "sum",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "budget/2", "head", "")},
+};
+
+const policy policy_ema = {
+    .abi = POLICY_ABI,
+    .name = "ema",
+    .help = "exponentially forgetting heavy hitters, and a recent half",
+    .source = "H2O with an exponential moving average instead of the sum",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "ema:alpha",
+    .params = (const policy_param[]){ALPHA, POLICY_GUARDS("0", "budget/2", "head", "")},
+};
+
+const policy policy_tova = {
+    .abi = POLICY_ABI,
+    .name = "tova",
+    .help = "evict what the last query attended to least, all heads of a layer together",
+    .source = "Oren et al. 2024, TOVA, arXiv:2401.06104",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "last",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "0", "layer", "")},
+};
+
+const policy policy_rmm = {
+    .abi = POLICY_ABI,
+    .name = "rmm",
+    .help = "wait lag steps, measure how useful an entry was while predictions were right, then judge it",
+    .source = "Eviction as Estimation, arXiv:2607.24667 (demonstrated utility)",
+    ATTENTION,
+    .evidence = "attn*signal",
+    .memory = "first:lag",
+    .params =
+        (const policy_param[]){
+            {.name = "signal",
+             .type = PARAM_WORD,
+             .initial = "correct",
+             .words = "correct|uniform|confidence",
+             .help = "weight of a row: prediction right (0/1), none, probability of the true token"},
+            POLICY_GUARDS("0", "lag", "head", "32"),
+        },
+};
+
+const policy policy_mix = {
+    .abi = POLICY_ABI,
+    .name = "mix",
+    .help = "any evidence with any memory",
+    .source = "composition (DESIGN: policy = evidence x memory x guard x unit x schedule)",
+    ATTENTION,
+    .params =
+        (const policy_param[]){
+            {.name = "evidence",
+             .type = PARAM_WORD,
+             .initial = "attn",
+             .words = MIX_EVIDENCE_WORDS,
+             .help = "what a step tells about an entry"},
+            {.name = "memory",
+             .type = PARAM_MEMORY,
+             .help = "how evidence adds up: sum, mean, ema:A, last, recent:W, max:A, age, first:L, static"},
+            TAU("1/resident"),
+            POLICY_GUARDS("0", "0", "head", ""),
+        },
+};

@@ -1,0 +1,140 @@
+/* The contract of an eviction policy (DESIGN section 5): a const struct and a row in the registry.
+ *
+ * A policy only scores. The engine (replay.h) owns the resident set, the guards (sinks, hold), budgets, schedules and
+ * the evictions; the lowest score leaves first. Call order, for each unit on its own:
+ *
+ *     init      once per configuration, after its parameters are resolved
+ *     observe   in every step, after the new entry was appended and the unit's row was taken over the residents
+ *     score     only when something must leave, after observe of the same step
+ *
+ * A policy keeps its per-entry memory in `fields`: arrays of f64 parallel to the residents, which the engine shifts
+ * when entries leave and zeroes when one arrives. It must not keep state anywhere else. */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { POLICY_ABI = 1, POLICY_PARAMS_MAX = 16, POLICY_PLAN_BYTES = 64, POLICY_TEXT_MAX = 64 };
+
+/* ---- parameters ---------------------------------------------------------------------------------------------------
+ */
+
+typedef enum param_type {
+    PARAM_COUNT,    /* integer >= min; or "lag", "budget/n" */
+    PARAM_NUMBER,   /* decimal in [min, max]; or "c/resident" where per_resident is allowed */
+    PARAM_WORD,     /* one of `words` "a|b|c" */
+    PARAM_MEMORY,   /* a memory kind of mix: "sum", "ema:0.98", "first:lag" ... */
+    PARAM_SCHEDULE, /* "step", "every:P", "watermark:f", "block:n", "prompt" */
+} param_type;
+
+typedef struct policy_param {
+    const char *name;
+    const char *alias; /* another spelling, resolved to `name`; NULL = none */
+    param_type type;
+    const char *initial; /* default text; NULL = must be given */
+    const char *words;   /* PARAM_WORD */
+    double min, max;
+    bool per_resident; /* PARAM_NUMBER: "1/resident" is allowed */
+    bool positional;   /* may be given without its name, in declared order */
+    const char *help;
+} policy_param;
+
+/* A parameter's value once budget and lag are known. */
+typedef struct policy_value {
+    char text[POLICY_TEXT_MAX]; /* as written, in canonical form */
+    double number;              /* COUNT, NUMBER; the argument of MEMORY and SCHEDULE (0 if it has none) */
+    bool per_resident;          /* number is to be divided by the number of residents */
+    bool tied_to_lag;           /* was written as "lag" (or "first:lag") */
+    int word;                   /* index into words; kind of MEMORY or SCHEDULE */
+} policy_value;
+
+/* ---- what a policy sees -------------------------------------------------------------------------------------------
+ */
+
+typedef enum policy_needs {
+    NEEDS_ROW = 1,        /* the unit's renormalised row; without it the engine takes none */
+    NEEDS_CORRECT = 2,    /* logits/correct */
+    NEEDS_CONFIDENCE = 4, /* logits/target_logprob */
+    NEEDS_FUTURE = 8,     /* the full run's column sums: not for closed loop */
+} policy_needs;
+
+typedef struct policy_setup {
+    const struct policy *policy;
+    policy_value value[POLICY_PARAMS_MAX]; /* parallel to policy->params */
+    unsigned needs;
+    uint64_t seed;
+    double plan[POLICY_PLAN_BYTES / sizeof(double)]; /* private to the policy, filled by init */
+} policy_setup;
+
+/* One unit in step t. Arrays have n elements unless said otherwise; the newest entry (t itself) is the last. */
+typedef struct policy_view {
+    int32_t t, n;
+    const int32_t *entry; /* resident positions, ascending */
+    const float *row;     /* renormalised over the residents, mean (or max) over query heads; NULL without NEEDS_ROW */
+    double *const *field; /* [n_fields][n] the policy's memory */
+    const float *const *heads; /* [n_head][t+1] the full rows of the unit's query heads */
+    int n_head;
+    bool correct;      /* the prediction made at step t was right; false at the last step */
+    double confidence; /* probability given to the true next token; 0 at the last step */
+    bool counted;      /* step t is counted */
+    const double
+        *future_total; /* [T] sum over all counted rows of the full run's mean row; NULL without NEEDS_FUTURE */
+    int32_t sequence, layer, kv_head; /* kv_head is 0 where the unit spans several */
+} policy_view;
+
+typedef enum policy_family { FAMILY_WINDOW, FAMILY_STATIC, FAMILY_ATTENTION, FAMILY_ORACLE } policy_family;
+
+typedef struct policy {
+    int abi; /* POLICY_ABI */
+    const char *name;
+    const char *help;   /* one line */
+    const char *source; /* paper or code it follows */
+    policy_family family;
+    const char *evidence, *memory; /* its axes, for mix_init and `kvlag policies`; NULL for policies of another kind */
+    const policy_param *params;    /* name == NULL ends the list */
+
+    /* Fill s->plan and s->needs from s->value. Returns 0 or ERR_USAGE for values that do not go together. */
+    int (*init)(policy_setup *s);
+    /* Number of per-entry arrays. */
+    int (*fields)(const policy_setup *s);
+    void (*observe)(const policy_setup *s, const policy_view *v);
+    /* score[j] for all residents. Must be finite. */
+    void (*score)(const policy_setup *s, const policy_view *v, double *score);
+} policy;
+
+/* The value of a parameter by name; NULL if the policy has none of that name. */
+const policy_value *policy_get(const policy_setup *s, const char *name);
+
+/* Parameters every policy has (the engine's guards, unit and schedule), to close a params[] array with. A policy whose
+ * lag_ is "" has a lag only where hold is tied to it. */
+#define POLICY_GUARDS(sinks_, hold_, unit_, lag_)                                                                    \
+    {.name = "sinks", .type = PARAM_COUNT, .initial = sinks_, .max = 1e9, .help = "first entries that never leave"}, \
+        {.name = "hold",                                                                                             \
+         .alias = "recent",                                                                                          \
+         .type = PARAM_COUNT,                                                                                        \
+         .initial = hold_,                                                                                           \
+         .max = 1e9,                                                                                                 \
+         .help = "ages 0..hold-1 cannot leave; hold=lag ties it to the lag"},                                        \
+        {.name = "lag",                                                                                              \
+         .type = PARAM_COUNT,                                                                                        \
+         .initial = lag_,                                                                                            \
+         .max = 1e9,                                                                                                 \
+         .help = "rows after an entry's arrival before it is judged"},                                               \
+        {.name = "unit",                                                                                             \
+         .type = PARAM_WORD,                                                                                         \
+         .initial = unit_,                                                                                           \
+         .words = "head|layer",                                                                                      \
+         .help = "what evicts on its own: a kv head, or all heads of a layer together"},                             \
+        {.name = "row",                                                                                              \
+         .type = PARAM_WORD,                                                                                         \
+         .initial = "mean",                                                                                          \
+         .words = "mean|max",                                                                                        \
+         .help = "how the query heads of a unit join into one row"},                                                 \
+        {.name = "schedule",                                                                                         \
+         .type = PARAM_SCHEDULE,                                                                                     \
+         .initial = "step",                                                                                          \
+         .help = "when to evict: step, every:P, watermark:f, block:n, prompt"},                                      \
+    {                                                                                                                \
+        .name = NULL                                                                                                 \
+    }

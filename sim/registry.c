@@ -1,0 +1,117 @@
+#include "sim/registry.h"
+#include "base/err.h"
+#include "base/options.h"
+#include "sim/policies/presets.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const policy *const registry[] = {
+    &policy_full, &policy_window, &policy_streaming, &policy_random, &policy_lru,    &policy_ema,
+    &policy_h2o,  &policy_tova,   &policy_rmm,       &policy_mix,    &policy_oracle,
+};
+enum { N_POLICIES = sizeof registry / sizeof *registry };
+
+size_t policy_count(void) {
+    return N_POLICIES;
+}
+
+const policy *policy_at(size_t i) {
+    return registry[i];
+}
+
+const policy *policy_find(const char *name) {
+    const char *names[N_POLICIES];
+    for (size_t i = 0; i < N_POLICIES; i++) {
+        if (strcmp(registry[i]->name, name) == 0) return registry[i];
+        names[i] = registry[i]->name;
+    }
+    const char *near = opt_nearest(name, names, N_POLICIES);
+    if (near) err_set(ERR_USAGE, "unknown policy '%s' (did you mean %s?)", name, near);
+    else err_set(ERR_USAGE, "unknown policy '%s' (kvlag policies lists them)", name);
+    return NULL;
+}
+
+const policy_value *policy_get(const policy_setup *s, const char *name) {
+    const policy_param *p = s->policy->params;
+    for (int i = 0; p[i].name; i++)
+        if (strcmp(p[i].name, name) == 0) return &s->value[i];
+    return NULL;
+}
+
+const char *policy_family_name(policy_family f) {
+    static const char *const names[] = {"window", "static", "attention", "oracle"};
+    return names[f];
+}
+
+/* ---- kvlag policies -----------------------------------------------------------------------------------------------
+ */
+
+static void print_one(const policy *p) {
+    printf("%s: %s\n  source: %s\n  family: %s\n", p->name, p->help, p->source, policy_family_name(p->family));
+    if (p->memory) printf("  axes:   %s x %s\n", p->evidence, p->memory);
+    if (p->params[0].name) printf("  parameters (default):\n");
+    for (const policy_param *q = p->params; q->name; q++) {
+        char left[96];
+        const char *initial = !q->initial ? "required" : *q->initial ? q->initial : "none";
+        snprintf(left, sizeof left, "%s%s%s%s (%s)", q->name, q->alias ? " or " : "", q->alias ? q->alias : "",
+                 q->positional ? ", by position" : "", initial);
+        printf("    %-28s %s%s%s\n", left, q->help, q->words ? ": " : "", q->words ? q->words : "");
+    }
+}
+
+static cJSON *json_one(const policy *p) {
+    cJSON *o = cJSON_CreateObject(), *params = cJSON_AddArrayToObject(o, "params");
+    cJSON_AddStringToObject(o, "name", p->name);
+    cJSON_AddStringToObject(o, "help", p->help);
+    cJSON_AddStringToObject(o, "source", p->source);
+    cJSON_AddStringToObject(o, "family", policy_family_name(p->family));
+    if (p->memory) {
+        cJSON_AddStringToObject(o, "evidence", p->evidence);
+        cJSON_AddStringToObject(o, "memory", p->memory);
+    }
+    for (const policy_param *q = p->params; q->name; q++) {
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddStringToObject(one, "name", q->name);
+        if (q->alias) cJSON_AddStringToObject(one, "alias", q->alias);
+        if (q->initial) cJSON_AddStringToObject(one, "default", q->initial);
+        if (q->words) cJSON_AddStringToObject(one, "words", q->words);
+        cJSON_AddStringToObject(one, "help", q->help);
+        cJSON_AddItemToArray(params, one);
+    }
+    return o;
+}
+
+static int print_json(const char *only) {
+    cJSON *all = cJSON_CreateArray();
+    for (size_t i = 0; i < N_POLICIES; i++)
+        if (!only || strcmp(only, registry[i]->name) == 0) cJSON_AddItemToArray(all, json_one(registry[i]));
+    char *printed = cJSON_Print(all);
+    cJSON_Delete(all);
+    if (!printed) return err_set(ERR_DATA, "policies: out of memory");
+    puts(printed);
+    free(printed);
+    return 0;
+}
+
+int cmd_policies(int argc, char **argv) {
+    bool json = false;
+    opt_list names = {0};
+    const opt table[] = {
+        {.name = "json", .kind = OPT_FLAG, .target = &json, .help = "print as JSON"},
+        {.name = NULL},
+    };
+    TRY(opt_parse(table, argc, argv, &names));
+    const policy *only = NULL;
+    int code = 0;
+    if (names.n > 1) code = err_set(ERR_USAGE, "policies: at most one NAME, got %zu", names.n);
+    else if (names.n == 1 && !(only = policy_find(names.item[0]))) code = ERR_USAGE;
+    else if (json) code = print_json(only ? only->name : NULL);
+    else if (only) print_one(only);
+    else
+        for (size_t i = 0; i < N_POLICIES; i++) printf("%-10s  %s\n", registry[i]->name, registry[i]->help);
+    opt_list_free(&names);
+    return code;
+}

@@ -1,0 +1,32 @@
+/* The grammar of policy specs: NAME, or NAME(ARGUMENT,...) where ARGUMENT is KEY=VALUE or a positional VALUE, and VALUE
+ * may be a list a|b|c. `rmm(lag=0|8|64,signal=uniform)`, `oracle(mass)`, `mix(evidence=attn,memory=ema:0.98,hold=16)`.
+ */
+#pragma once
+
+#include "sim/policy.h"
+
+enum { SPEC_VALUES_MAX = 64 };
+
+typedef struct spec {
+    const policy *policy;
+    char name[POLICY_TEXT_MAX];
+    /* Values given for each parameter, in canonical form; n = 0 where none was given. */
+    struct {
+        char (*value)[POLICY_TEXT_MAX];
+        size_t n;
+    } param[POLICY_PARAMS_MAX];
+} spec;
+
+/* Returns 0 or ERR_USAGE with a message that quotes the spec. Release with spec_free either way. */
+int spec_parse(const char *source, spec *out);
+void spec_free(spec *s);
+
+/* Bring one value of a parameter into canonical form, checking syntax and range as far as they do not depend on budget
+ * and lag. ERR_USAGE names the parameter. */
+int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEXT_MAX]);
+
+/* Evaluate a canonical value. `lag` < 0 = none: "lag" is then an error. */
+int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, int32_t lag, policy_value *out);
+
+/* "every:8" -> kind and argument. */
+int spec_parse_schedule(const char *source, int *kind, double *argument);
