@@ -13,6 +13,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if __has_include(<sanitizer/asan_interface.h>)
+#include <sanitizer/asan_interface.h> /* expands to nothing outside AddressSanitizer */
+#else
+#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
+#endif
 
 /* Numbers are copied out of the mapping as they stand. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read on little-endian machines only");
@@ -129,6 +135,13 @@ static int take_string(cursor *c, const char *what, gguf_string *out) {
 
 /* ---- one file: mapping and metadata ----------------------------------------------------------------------------- */
 
+/* From the end of the file to the end of its page the mapping reads as zeros, so a read past the end would go
+ * unnoticed; under AddressSanitizer those bytes are off limits. */
+static size_t tail_bytes(const shard *s) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (page - s->size % page) % page;
+}
+
 /* A file that is cut while it is mapped raises SIGBUS on the next access. We do not guard against that: it needs
  * somebody to truncate a model in use, and copying gigabytes of weights to survive it would cost every other run. */
 static int map_file(shard *s) {
@@ -149,6 +162,7 @@ static int map_file(shard *s) {
     if (code) return code;
     s->base = base;
     s->size = (size_t)st.st_size;
+    ASAN_POISON_MEMORY_REGION(s->base + s->size, tail_bytes(s));
     return 0;
 }
 
@@ -274,7 +288,10 @@ static int shard_open(shard *s, const char *path) {
 }
 
 static void shard_close(shard *s) {
-    if (s->base) munmap((void *)s->base, s->size);
+    if (s->base) {
+        ASAN_UNPOISON_MEMORY_REGION(s->base + s->size, tail_bytes(s));
+        munmap((void *)s->base, s->size);
+    }
     mem_free(s->entries);
     mem_free(s->path);
 }

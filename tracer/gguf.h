@@ -40,11 +40,11 @@ int gguf_floats(const gguf *g, const char *key, float **out, size_t *n);        
 
 typedef struct gguf_tensor {
     char name[65];
-    uint32_t type;       /* ggml type number */
+    uint32_t type; /* ggml type number */
     const char *type_name;
     int n_dims;
-    uint64_t dims[4];    /* ggml order: dims[0] is the contiguous one (the row length); unused are 1 */
-    const void *data;    /* mapped */
+    uint64_t dims[4]; /* ggml order: dims[0] is the contiguous one (the row length); unused are 1 */
+    const void *data; /* mapped */
     size_t bytes;
 } gguf_tensor;
 
