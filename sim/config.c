@@ -194,6 +194,13 @@ static int expand_budgets(grid *g, sim_ask *ask, bool lag_given) {
     return 0;
 }
 
+/* The command-line flag that stands between a spec and a policy's default, or NULL. */
+static const char *flag_for(const sim_flags *f, const char *param) {
+    if (strcmp(param, "schedule") == 0) return f->schedule;
+    if (strcmp(param, "unit") == 0) return f->unit;
+    return strcmp(param, "seed") == 0 ? f->seed : NULL;
+}
+
 /* Lists in the spec: every combination, the first parameter outermost. */
 static int expand_params(grid *g, const spec *s, int index, sim_ask *ask) {
     const policy_param *p = &s->policy->params[index];
@@ -201,9 +208,7 @@ static int expand_params(grid *g, const spec *s, int index, sim_ask *ask) {
         int lag = param_index(s->policy, "lag");
         return expand_budgets(g, ask, lag >= 0 && s->param[lag].n > 0);
     }
-    const char *flag = strcmp(p->name, "schedule") == 0 ? g->flags->schedule
-                       : strcmp(p->name, "unit") == 0   ? g->flags->unit
-                                                        : NULL;
+    const char *flag = flag_for(g->flags, p->name);
     if (s->param[index].n == 0) {
         if (flag) TRY(spec_canonical(p, flag, ask->param[index]));
         else if (p->initial) snprintf(ask->param[index], POLICY_TEXT_MAX, "%s", p->initial);
@@ -376,18 +381,23 @@ static int resolve_guards(const sim_ask *ask, sim_config *c) {
 
 int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt,
                        sim_config *out) {
-    *out = (sim_config){.setup = {.policy = ask->policy, .seed = flags->seed}, .lag = -1};
+    *out = (sim_config){.setup = {.policy = ask->policy}, .lag = -1};
     out->n_prompt = flags->n_prompt >= 0 ? flags->n_prompt : n_prompt;
-    out->is_full = !ask->policy->params[0].name;
-    out->budget = out->is_full ? n_tokens : budget_tokens(ask->budget, n_tokens);
+    bool is_policy_full = !ask->policy->params[0].name;
+    out->budget = is_policy_full ? n_tokens : budget_tokens(ask->budget, n_tokens);
     snprintf(out->budget_asked, sizeof out->budget_asked, "%s", ask->budget);
     TRY(resolve_values(ask, out));
     TRY(ask->policy->init(&out->setup));
-    if (out->is_full) {
-        out->target = out->budget;
+    if (is_policy_full) {
+        out->is_full = true;
         return 0;
     }
-    return resolve_guards(ask, out);
+    TRY(resolve_guards(ask, out));
+    if (out->budget >= n_tokens) { /* nothing will ever leave, under any schedule */
+        out->is_full = true;
+        out->setup.needs = 0;
+    }
+    return 0;
 }
 
 void sim_config_free(sim_config *c) {

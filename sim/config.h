@@ -35,7 +35,7 @@ typedef struct sim_flags {
     const char *budgets, *lags; /* "64,128,25%"; "0:64:x2,budget/2" */
     const char *schedule, *unit;
     const char *pending; /* "charged", "free", "both" */
-    uint64_t seed;
+    const char *seed;
     int32_t n_prompt; /* -1 = the trace's */
 } sim_flags;
 
@@ -47,7 +47,7 @@ void sim_asks_free(sim_asks *asks);
 /* A configuration for one sequence. */
 typedef struct sim_config {
     policy_setup setup;
-    bool is_full;   /* nothing ever leaves: policy full */
+    bool is_full;   /* nothing ever leaves: policy full, or a budget of T and more */
     int32_t budget; /* entries per unit after the evict phase */
     int32_t lag;    /* -1 = none */
     int32_t hold, sinks;

@@ -63,7 +63,6 @@ typedef struct policy_setup {
     const struct policy *policy;
     policy_value value[POLICY_PARAMS_MAX]; /* parallel to policy->params */
     unsigned needs;
-    uint64_t seed;
     double plan[POLICY_PLAN_BYTES / sizeof(double)]; /* private to the policy, filled by init */
 } policy_setup;
 
@@ -105,6 +104,9 @@ typedef struct policy {
 
 /* The value of a parameter by name; NULL if the policy has none of that name. */
 const policy_value *policy_get(const policy_setup *s, const char *name);
+
+#define POLICY_SEED \
+    { .name = "seed", .type = PARAM_COUNT, .initial = "0", .max = 9007199254740992.0, .help = "of the random numbers" }
 
 /* Parameters every policy has (the engine's guards, unit and schedule), to close a params[] array with. A policy whose
  * lag_ is "" has a lag only where hold is tied to it. */

@@ -22,6 +22,7 @@ typedef struct mix_plan {
     double argument; /* alpha, w or L */
     double tau;
     bool tau_per_resident;
+    uint64_t seed;
 } mix_plan;
 _Static_assert(sizeof(mix_plan) <= POLICY_PLAN_BYTES, "plan");
 
@@ -110,6 +111,8 @@ int mix_init(policy_setup *s) {
         plan->tau = tau->number;
         plan->tau_per_resident = tau->per_resident;
     }
+    const policy_value *seed = policy_get(s, "seed");
+    if (seed) plan->seed = (uint64_t)seed->number;
     s->needs = is_static ? 0 : NEEDS_ROW;
     if (plan->evidence == EVIDENCE_CORRECT) s->needs |= NEEDS_CORRECT;
     if (plan->evidence == EVIDENCE_CONFIDENCE) s->needs |= NEEDS_CONFIDENCE;
@@ -153,10 +156,10 @@ static double row_factor(const mix_plan *plan, const policy_view *v) {
     }
 }
 
-static double arrival_value(const mix_plan *plan, const policy_setup *s, const policy_view *v) {
+static double arrival_value(const mix_plan *plan, const policy_view *v) {
     int32_t i = v->entry[v->n - 1];
     if (plan->evidence == EVIDENCE_POSITION) return i;
-    return rng_philox(s->seed, (uint32_t)i, (uint32_t)v->kv_head, (uint32_t)v->layer, (uint32_t)v->sequence).v[0];
+    return rng_philox(plan->seed, (uint32_t)i, (uint32_t)v->kv_head, (uint32_t)v->layer, (uint32_t)v->sequence).v[0];
 }
 
 /* First resident whose rows i+1 .. i+L include step t; the newest entry's own row is no such row. */
@@ -171,7 +174,7 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
     double *f = v->field[0], x = plan->argument;
     int32_t n = v->n;
     if (plan->memory == MEMORY_STATIC) {
-        f[n - 1] = arrival_value(plan, s, v);
+        f[n - 1] = arrival_value(plan, v);
         return;
     }
     const float *a = v->row;

@@ -66,7 +66,7 @@ const policy policy_random = {
     .family = FAMILY_STATIC,
     .evidence = "random",
     .memory = "static",
-    .params = (const policy_param[]){POLICY_GUARDS("0", "1", "head", "")},
+    .params = (const policy_param[]){POLICY_SEED, POLICY_GUARDS("0", "1", "head", "")},
     MIX_VERBS,
 };
 
@@ -150,6 +150,7 @@ const policy policy_mix = {
              .type = PARAM_MEMORY,
              .help = "how evidence adds up: sum, mean, ema:A, last, recent:W, max:A, age, first:L, static"},
             TAU("1/resident"),
+            POLICY_SEED,
             POLICY_GUARDS("0", "0", "head", ""),
         },
 };

@@ -1,0 +1,105 @@
+/* kvlag: trace-driven simulation of KV-cache eviction. This file only picks the command, and is the only place that
+ * prints an error and chooses the exit code. */
+#include "analyze/analyze.h"
+#include "base/err.h"
+#include "base/options.h"
+#include "base/outfile.h"
+#include "sim/registry.h"
+#include "sim/sim.h"
+#include "tracer/tracer.h"
+#include "traces/info.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct command {
+    const char *name, *usage, *help;
+    int (*run)(int argc, char **argv);
+    void (*options)(void); /* prints its option table */
+    const char *example;
+} command;
+
+static int cmd_help(int argc, char **argv);
+
+static const command commands[] = {
+    {"trace", "MODEL TEXT... -o FILE.h5", "run a model once over texts and keep what replay needs", cmd_trace,
+     trace_help, "kvlag trace models/SmolLM2-135M-Instruct.Q4_1.gguf README.md -o out/t.h5 --tokens 512"},
+    {"sim", "TRACE... -o FILE.csv", "replay eviction policies over traces and price them", cmd_sim, sim_help,
+     "kvlag sim out/t.h5 -o out/r.csv -p rmm -p h2o -b 10%,25% -L 0:64:x2"},
+    {"analyze", "FILE.csv... -o DIR", "draw lag and budget curves, print the short table", cmd_analyze, analyze_help,
+     "kvlag analyze out/r.csv -o out/fig --format png,svg"},
+    {"info", "FILE", "what a trace or lifetimes file holds; --check validates it", cmd_info, info_help,
+     "kvlag info out/t.h5 --check"},
+    {"policies", "[NAME]", "the policies, their parameters and papers", cmd_policies, policies_help,
+     "kvlag policies rmm"},
+    {"help", "[COMMAND]", "this page, or a command's options", cmd_help, NULL, NULL},
+};
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static const command *find(const char *name) {
+    const char *names[N_COMMANDS];
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(commands[i].name, name) == 0) return &commands[i];
+        names[i] = commands[i].name;
+    }
+    const char *near = opt_nearest(name, names, N_COMMANDS);
+    if (near) err_set(ERR_USAGE, "unknown command '%s' (did you mean %s?)", name, near);
+    else err_set(ERR_USAGE, "unknown command '%s' (see kvlag help)", name);
+    return NULL;
+}
+
+static void print_commands(void) {
+    puts("kvlag " KVLAG_VERSION ": what would this KV cache have cost with another eviction policy, budget or lag?\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        printf("  kvlag %-8s %-26s %s\n", commands[i].name, commands[i].usage, commands[i].help);
+    puts("\nA first round:\n");
+    for (size_t i = 0; i < 3; i++) printf("  %s\n", commands[i].example);
+    puts(
+        "\nkvlag help COMMAND lists the options of a command. Exit codes: 0 fine, 1 bad data or failed work, 2 usage.");
+}
+
+static int cmd_help(int argc, char **argv) {
+    if (argc == 0) {
+        print_commands();
+        return 0;
+    }
+    if (argc > 1) return err_set(ERR_USAGE, "help: at most one COMMAND, got %d", argc);
+    const command *c = find(argv[0]);
+    if (!c) return ERR_USAGE;
+    printf("kvlag %s %s\n  %s\n\n", c->name, c->usage, c->help);
+    if (c->options) c->options();
+    if (c->example) printf("\nExample:\n  %s\n", c->example);
+    return 0;
+}
+
+static int run(int argc, char **argv) {
+    if (argc < 2) return err_set(ERR_USAGE, "no command (see kvlag help)");
+    if (strcmp(argv[1], "--version") == 0) {
+        puts("kvlag " KVLAG_VERSION);
+        return 0;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) return cmd_help(0, NULL);
+    const command *c = find(argv[1]);
+    if (!c) return ERR_USAGE;
+    for (int i = 2; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0) return cmd_help(1, (char *[]){argv[1]});
+    return c->run(argc - 2, argv + 2);
+}
+
+static void interrupted(int signal_number) {
+    outfile_abort_all();
+    _exit(128 + signal_number);
+}
+
+int main(int argc, char **argv) {
+    signal(SIGINT, interrupted);
+    signal(SIGTERM, interrupted);
+    signal(SIGXFSZ, SIG_IGN); /* a full quota is a failed write, not the end of the process */
+    signal(SIGPIPE, SIG_IGN);
+    int code = run(argc, argv);
+    if (code) fprintf(stderr, "kvlag: %s\n", err_message());
+    if (fflush(stdout) != 0 && !code) code = ERR_DATA;
+    return code;
+}

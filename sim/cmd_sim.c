@@ -1,0 +1,483 @@
+/* kvlag sim: replay configurations over traces and write what they cost. */
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/options.h"
+#include "base/outfile.h"
+#include "base/progress.h"
+#include "sim/results.h"
+#include "sim/sim.h"
+#include "traces/lifetimes.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One row to write: which computed result it takes. Rows that resolve to the same configuration share one. */
+typedef struct row {
+    size_t trace, config; /* trace in the call; ask (or configuration of the given lifetimes) */
+    size_t result;        /* in job.result */
+    results_key key;
+} row;
+
+typedef struct job {
+    /* the command line */
+    opt_list traces, specs;
+    const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *attention, *lifetimes, *from_lifetimes;
+    long long n_prompt, memory, threads, seed;
+    bool force, quiet, verbose;
+    char seed_text[24];
+    char *command;
+
+    trace **trace;
+    sim_flags flags;
+    sim_asks asks;
+    sweep_options options;
+    pool *pool;
+    lifetimes *given;
+    lifetimes_writer *lifetimes_out;
+
+    row *rows;
+    size_t n_rows, row_capacity;
+    sweep_result *results;
+    size_t n_results, result_capacity;
+    text skipped; /* "# skipped: ..." lines */
+    int64_t floored;
+    sweep_cost cost;
+
+    /* the sequence being swept, for the lifetimes hand-over */
+    size_t first_row, first_result;
+} job;
+
+/* ---- the command line ---------------------------------------------------------------------------------------------
+ */
+
+static int parse(job *j, int argc, char **argv) {
+    const opt table[] = {
+        {"output", 'o', OPT_TEXT, false, &j->out, "FILE.csv", "where results go (and FILE.blocks.h5 beside it)", 0, 0},
+        {"policy", 'p', OPT_LIST, true, &j->specs, "SPEC", "a policy, e.g. 'rmm(lag=0|8|64)'; may repeat", 0, 0},
+        {"budget", 'b', OPT_TEXT, true, &j->budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
+        {"lag", 'L', OPT_TEXT, true, &j->lags, "LIST", "lags: 8,16 or 0:64:8 or 0:256:x2 or budget/2", 0, 0},
+        {"schedule", 0, OPT_TEXT, true, &j->schedule, "S", "step, every:P, watermark:f, block:n, prompt", 0, 0},
+        {"unit", 0, OPT_CHOICE, true, &j->unit, "head|layer", "what evicts on its own", 0, 0},
+        {"pending", 0, OPT_CHOICE, true, &j->pending, "charged|free|both",
+         "do entries held for the lag count in the budget", 0, 0},
+        {"prompt", 0, OPT_INT, true, &j->n_prompt, "N", "steps that see everything (default: the trace's)", 0, 1 << 30},
+        {"metrics", 0, OPT_TEXT, true, &j->metrics, "LIST", "lost_mass, out_err, out_err=exact", 0, 0},
+        {"attention", 0, OPT_CHOICE, true, &j->attention, "dense|factored", "which stored form to read", 0, 0},
+        {"lifetimes", 0, OPT_TEXT, false, &j->lifetimes, "FILE.h5", "write when each entry left", 0, 0},
+        {"from-lifetimes", 0, OPT_TEXT, true, &j->from_lifetimes, "FILE.h5",
+         "price these lifetimes instead of policies", 0, 0},
+        {"memory", 0, OPT_SIZE, false, &j->memory, "N", "bound on memory, e.g. 512M (default 1G)", 1 << 20, 1LL << 46},
+        {"threads", 0, OPT_INT, false, &j->threads, "N", "worker threads (default: all processors)", 1, 4096},
+        {"seed", 0, OPT_INT, true, &j->seed, "N", "of policies that draw random numbers", 0, 1LL << 53},
+        {"force", 0, OPT_FLAG, false, &j->force, NULL, "replace existing output files", 0, 0},
+        {"quiet", 'q', OPT_FLAG, false, &j->quiet, NULL, "say nothing but errors", 0, 0},
+        {"verbose", 'v', OPT_FLAG, false, &j->verbose, NULL, "explain", 0, 0},
+        {.name = NULL},
+    };
+    if (argc < 0) {
+        opt_help(stdout, table);
+        return 0;
+    }
+    TRY(opt_parse(table, argc, argv, &j->traces));
+    if (!opt_given(table, &j->n_prompt)) j->n_prompt = -1;
+    if (opt_given(table, &j->seed)) snprintf(j->seed_text, sizeof j->seed_text, "%lld", j->seed);
+    j->command = opt_command("sim", table, &j->traces);
+    return j->command ? 0 : ERR_DATA;
+}
+
+void sim_help(void) {
+    job j = {0};
+    parse(&j, -1, NULL);
+}
+
+static int check_command(const job *j) {
+    if (!j->traces.n) return err_set(ERR_USAGE, "sim: no TRACE given (kvlag help sim)");
+    if (!j->out) return err_set(ERR_USAGE, "sim: -o FILE.csv is missing");
+    if (j->lifetimes && j->traces.n > 1) return err_set(ERR_USAGE, "--lifetimes takes one trace, got %zu", j->traces.n);
+    if (!j->from_lifetimes) return 0;
+    if (j->traces.n > 1) return err_set(ERR_USAGE, "--from-lifetimes takes one trace, got %zu", j->traces.n);
+    if (j->specs.n || j->budgets || j->lags || j->schedule || j->unit || j->pending)
+        return err_set(
+            ERR_USAGE,
+            "--from-lifetimes brings its configurations: -p, -b, -L, --schedule, --unit and --pending do not apply");
+    return 0;
+}
+
+static int choose_metrics(job *j) {
+    bool can_out_err = trace_has_wo(j->trace[0]) && trace_get_sequence(j->trace[0], 0)->has_v;
+    if (!j->metrics) {
+        j->options.out_err = can_out_err;
+        if (!can_out_err) say("out_err is left out: %s has no attn/v or model/wo", trace_path(j->trace[0]));
+        return 0;
+    }
+    for (const char *s = j->metrics; *s;) {
+        size_t n = strcspn(s, ",");
+        if (n == 9 && strncmp(s, "lost_mass", n) == 0) {
+        } else if (n == 7 && strncmp(s, "out_err", n) == 0) j->options.out_err = true;
+        else if (n == 13 && strncmp(s, "out_err=exact", n) == 0) j->options.out_err = j->options.out_err_exact = true;
+        else return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, out_err, out_err=exact", (int)n, s);
+        s += n + (s[n] == ',');
+    }
+    return 0;
+}
+
+/* ---- traces -------------------------------------------------------------------------------------------------------
+ */
+
+static int open_traces(job *j) {
+    j->trace = mem_new(j->traces.n, sizeof *j->trace, "traces");
+    if (!j->trace) return ERR_DATA;
+    for (size_t i = 0; i < j->traces.n; i++) {
+        TRY(trace_open(j->traces.item[i], &j->trace[i]));
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(trace_label(j->trace[i]), trace_label(j->trace[k])) == 0 &&
+                strcmp(trace_hash(j->trace[i]), trace_hash(j->trace[k])) != 0)
+                return err_set(ERR_USAGE, "%s and %s have the same name but different content; rename one",
+                               trace_path(j->trace[k]), trace_path(j->trace[i]));
+    }
+    return 0;
+}
+
+static bool seen_before(const job *j, size_t index) {
+    for (size_t k = 0; k < index; k++)
+        if (strcmp(trace_label(j->trace[k]), trace_label(j->trace[index])) == 0) return true;
+    return false;
+}
+
+static int check_prompt(const job *j, const trace *t, size_t seq) {
+    const trace_sequence *s = trace_get_sequence(t, seq);
+    if (j->n_prompt > s->n_tokens)
+        return err_set(ERR_USAGE, "--prompt %lld: sequence %zu of %s has %d tokens", j->n_prompt, seq, trace_path(t),
+                       s->n_tokens);
+    return 0;
+}
+
+/* ---- configurations of one sequence -------------------------------------------------------------------------------
+ */
+
+/* Configurations to compute, without repetition, and the rows that want them. */
+typedef struct plan {
+    sim_config *config;
+    size_t n, capacity;
+} plan;
+
+static bool same_config(const sim_config *a, const sim_config *b) {
+    if (a->is_full || b->is_full) return a->is_full && b->is_full;
+    return a->setup.policy == b->setup.policy && a->budget == b->budget && a->lag == b->lag &&
+           a->pending_free == b->pending_free && strcmp(a->resolved, b->resolved) == 0;
+}
+
+static int add_row(job *j, size_t trace_index, size_t config, size_t result, row **out) {
+    TRY(mem_grow((void **)&j->rows, &j->row_capacity, j->n_rows + 1, sizeof *j->rows, "rows"));
+    *out = &j->rows[j->n_rows++];
+    **out = (row){.trace = trace_index, .config = config, .result = result};
+    return 0;
+}
+
+/* A point that cannot run: an error where it was asked for alone, a line where it is one of many. */
+static int skip(job *j, const sim_ask *ask, const char *label, size_t seq, int code) {
+    char *name = sim_ask_name(ask);
+    if (!name) return ERR_DATA;
+    if (!ask->in_grid) {
+        err_prefix(code, "%s", name);
+    } else {
+        say("skipped %s: %s", name, err_message());
+        code = text_add(&j->skipped, "# skipped: %s seq %zu %s: %s\n", label, seq, name, err_message());
+    }
+    mem_free(name);
+    return code;
+}
+
+static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
+    trace *t = j->trace[trace_index];
+    const trace_sequence *s = trace_get_sequence(t, seq);
+    const sim_ask *ask = &j->asks.ask[a];
+    sim_config c;
+    int code = sim_config_resolve(ask, &j->flags, s->n_tokens, s->n_prompt, &c);
+    if (!code && ask->optional) code = sweep_check(t, seq, &c, &j->options);
+    if (code) {
+        sim_config_free(&c);
+        return skip(j, ask, trace_label(t), seq, code);
+    }
+    size_t k = 0;
+    while (k < p->n && !same_config(&p->config[k], &c)) k++;
+    row *r;
+    code = add_row(j, trace_index, a, j->first_result + k, &r);
+    if (!code) code = results_key_of(trace_label(t), seq, &c, &r->key);
+    if (!code && k == p->n) code = mem_grow((void **)&p->config, &p->capacity, p->n + 1, sizeof c, "configurations");
+    if (code || k < p->n) sim_config_free(&c);
+    else p->config[p->n++] = c;
+    return code;
+}
+
+/* ---- sweeping -----------------------------------------------------------------------------------------------------
+ */
+
+/* Write a finished configuration's lifetimes for every row that shares it. */
+static int write_lifetimes(void *context, size_t index, const sweep_result *result) {
+    job *j = context;
+    if (!j->lifetimes_out) return 0;
+    const trace_model *m = trace_get_model(j->trace[0]);
+    for (size_t i = j->first_row; i < j->n_rows; i++) {
+        const row *r = &j->rows[i];
+        if (r->result != j->first_result + index) continue;
+        const results_key *k = &r->key;
+        lifetimes_config c = {k->policy, k->spec,     k->budget_asked, k->lag,
+                              k->unit,   k->schedule, k->pending,      k->resolved};
+        lifetimes_seq s = {k->budget, k->hold, k->sinks};
+        bool first = true;
+        for (size_t b = 0; b < j->first_row; b++) first &= j->rows[b].config != r->config;
+        if (first) TRY(lifetimes_write_config(j->lifetimes_out, r->config, &c));
+        TRY(lifetimes_write_seq(j->lifetimes_out, r->config, k->seq, &s, m->n_layer, m->n_kv_head,
+                                trace_get_sequence(j->trace[0], k->seq)->n_tokens, result->evict_at));
+    }
+    return 0;
+}
+
+static int sweep(job *j, size_t trace_index, size_t seq, const sim_config *configs, size_t n,
+                 const sweep_given *given) {
+    sweep_cost cost;
+    if (n == 0) return 0;
+    TRY(mem_grow((void **)&j->results, &j->result_capacity, j->first_result + n, sizeof *j->results, "results"));
+    j->n_results = j->first_result + n;
+    TRY(sweep_sequence(j->trace[trace_index], seq, configs, n, given, &j->options, j->pool,
+                       j->results + j->first_result, &cost));
+    for (size_t i = 0; i < n; i++) j->floored += j->results[j->first_result + i].floored;
+    if (cost.planned > j->cost.planned) j->cost = cost;
+    return 0;
+}
+
+static int sweep_asks(job *j, size_t trace_index, size_t seq) {
+    plan p = {0};
+    int code = check_prompt(j, j->trace[trace_index], seq);
+    for (size_t a = 0; a < j->asks.n && !code; a++) code = plan_ask(j, &p, trace_index, seq, a);
+    if (!code) code = sweep(j, trace_index, seq, p.config, p.n, NULL);
+    for (size_t i = 0; i < p.n; i++) sim_config_free(&p.config[i]);
+    mem_free(p.config);
+    return code;
+}
+
+/* ---- lifetimes that were handed in --------------------------------------------------------------------------------
+ */
+
+static int given_key(const job *j, size_t config, size_t seq, int32_t n_prompt, results_key *out) {
+    const lifetimes_config *c = lifetimes_get_config(j->given, config);
+    const lifetimes_seq *s = lifetimes_get_seq(j->given, config, seq);
+    *out = (results_key){.seq = seq, .n_prompt = n_prompt};
+    const char *from[] = {trace_label(j->trace[0]),
+                          c->policy,
+                          c->spec,
+                          c->resolved,
+                          c->budget_asked,
+                          s->budget,
+                          c->lag,
+                          s->hold,
+                          s->sinks,
+                          c->unit,
+                          c->schedule,
+                          c->pending};
+    char **to[] = {&out->trace, &out->policy, &out->spec,  &out->resolved, &out->budget_asked, &out->budget,
+                   &out->lag,   &out->hold,   &out->sinks, &out->unit,     &out->schedule,     &out->pending};
+    for (size_t i = 0; i < sizeof from / sizeof *from; i++)
+        if (!(*to[i] = mem_string(from[i]))) return ERR_DATA;
+    return 0;
+}
+
+static int sweep_given_seq(job *j, size_t seq) {
+    trace *t = j->trace[0];
+    const trace_model *m = trace_get_model(t);
+    const trace_sequence *s = trace_get_sequence(t, seq);
+    size_t n = lifetimes_n_configs(j->given), k = 0,
+           cells = (size_t)m->n_layer * (size_t)m->n_kv_head * (size_t)s->n_tokens;
+    int32_t n_prompt = j->n_prompt >= 0 ? (int32_t)j->n_prompt : s->n_prompt;
+    sim_config *configs = mem_new(n, sizeof *configs, "configurations");
+    int32_t **evict_at = mem_new(n, sizeof *evict_at, "lifetimes");
+    int code = configs && evict_at ? check_prompt(j, t, seq) : ERR_DATA;
+    for (size_t i = 0; i < n && !code; i++) {
+        row *r;
+        if (!lifetimes_get_seq(j->given, i, seq)) continue;
+        configs[k] = (sim_config){.n_prompt = n_prompt};
+        evict_at[k] = mem_new(cells, sizeof **evict_at, "lifetimes");
+        code = evict_at[k] ? lifetimes_read(j->given, i, seq, m->n_layer, m->n_kv_head, s->n_tokens, evict_at[k])
+                           : ERR_DATA;
+        if (!code) code = add_row(j, 0, i, j->first_result + k, &r);
+        if (!code) code = given_key(j, i, seq, n_prompt, &r->key);
+        k++;
+    }
+    sweep_given given = {.evict_at = (const int32_t *const *)evict_at};
+    if (!code) code = sweep(j, 0, seq, configs, k, &given);
+    for (size_t i = 0; i < k && evict_at; i++) mem_free(evict_at[i]);
+    mem_free(evict_at);
+    mem_free(configs);
+    return code;
+}
+
+static int open_given(job *j) {
+    TRY(lifetimes_open(j->from_lifetimes, &j->given));
+    const char *hash = lifetimes_hash(j->given);
+    if (*hash && strcmp(hash, trace_hash(j->trace[0])) != 0)
+        return err_set(ERR_DATA, "%s: made from another trace (%s, content %s) than %s (content %s)", j->from_lifetimes,
+                       lifetimes_label(j->given), hash, trace_path(j->trace[0]), trace_hash(j->trace[0]));
+    return 0;
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------------
+ */
+
+static const char *form_read(const job *j, size_t trace_index) {
+    if (j->options.form != TRACE_AUTO) return j->attention;
+    return trace_get_sequence(j->trace[trace_index], 0)->has_factored ? "factored" : "dense";
+}
+
+static int compose(const job *j, text *csv) {
+    TRY(text_add(csv, "# kvlag results v1\n# command: %s\n", j->command));
+    for (size_t i = 0; i < j->traces.n; i++)
+        if (!seen_before(j, i))
+            TRY(text_add(csv, "# trace: %s %s attention=%s\n", trace_label(j->trace[i]), trace_hash(j->trace[i]),
+                         form_read(j, i)));
+    TRY(text_add(csv, "# calibration: none\n# positions: original positions, open loop\n"));
+    if (j->floored)
+        TRY(text_add(csv, "# floored: %lld rows kept less than 1e-6 of their mass\n", (long long)j->floored));
+    TRY(text_add_bytes(csv, j->skipped.data, j->skipped.n));
+    TRY(results_add_header(csv));
+    for (size_t i = 0; i < j->n_rows; i++) {
+        const row *r = &j->rows[i];
+        int32_t n_tokens = trace_get_sequence(j->trace[r->trace], r->key.seq)->n_tokens;
+        TRY(results_add_row(csv, &r->key, &j->results[r->result], &j->options, n_tokens));
+    }
+    return 0;
+}
+
+static int write_blocks(const job *j, blocks_writer *b) {
+    for (size_t i = 0; i < j->n_rows; i++) {
+        const sweep_result *r = &j->results[j->rows[i].result];
+        const trace_model *m = trace_get_model(j->trace[j->rows[i].trace]);
+        blocks_row block = {
+            .lost_mass = r->block_lost_mass, .steps = r->block_steps, .head_lost_mass = r->head_lost_mass};
+        TRY(blocks_write_row(b, i, m->n_layer, m->n_head, &block));
+    }
+    return 0;
+}
+
+static int write_file(const outfile *f, const text *content) {
+    FILE *out = fopen(f->temp, "wb");
+    if (!out) return err_set(ERR_DATA, "%s: cannot be written", f->path);
+    bool good = fwrite(content->data, 1, content->n, out) == content->n;
+    good &= fclose(out) == 0;
+    return good ? 0 : err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(errno));
+}
+
+static int write_results(job *j, outfile *csv_file, blocks_writer *blocks) {
+    text csv = {0};
+    int code = compose(j, &csv);
+    if (!code) code = write_file(csv_file, &csv);
+    if (!code) code = write_blocks(j, blocks);
+    text_free(&csv);
+    if (code) {
+        blocks_writer_abort(blocks);
+        return code;
+    }
+    TRY(blocks_writer_finish(blocks));
+    return outfile_commit(csv_file);
+}
+
+static int open_blocks(const job *j, blocks_writer **out) {
+    int n_layer = 0, n_head = 0;
+    for (size_t i = 0; i < j->traces.n; i++) {
+        const trace_model *m = trace_get_model(j->trace[i]);
+        if (m->n_layer > n_layer) n_layer = m->n_layer;
+        if (m->n_head > n_head) n_head = m->n_head;
+    }
+    char *path = results_blocks_path(j->out);
+    if (!path) return ERR_DATA;
+    int code = blocks_writer_new(path, j->force, j->n_rows, n_layer, n_head, 0, false, out);
+    mem_free(path);
+    return code;
+}
+
+/* ---- the command --------------------------------------------------------------------------------------------------
+ */
+
+static int sweep_all(job *j) {
+    for (size_t i = 0; i < j->traces.n; i++) {
+        if (seen_before(j, i)) continue;
+        for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]); seq++) {
+            j->first_row = j->n_rows;
+            j->first_result = j->n_results;
+            TRY(j->given ? sweep_given_seq(j, seq) : sweep_asks(j, i, seq));
+        }
+    }
+    return j->n_rows ? 0 : err_set(ERR_USAGE, "no configuration is left to run");
+}
+
+static int prepare(job *j) {
+    say_level(j->quiet ? SAY_QUIET : j->verbose ? SAY_MORE : SAY_NORMAL);
+    TRY(check_command(j));
+    j->flags =
+        (sim_flags){j->budgets,          j->lags, j->schedule, j->unit, j->pending, *j->seed_text ? j->seed_text : NULL,
+                    (int32_t)j->n_prompt};
+    if (!j->from_lifetimes) TRY(sim_asks_build(j->specs.item, j->specs.n, &j->flags, &j->asks));
+    TRY(pool_new((int)j->threads, &j->pool));
+    TRY(open_traces(j));
+    j->options = (sweep_options){
+        .keep_lifetimes = j->lifetimes != NULL, .memory = (size_t)j->memory, .done = write_lifetimes, .context = j};
+    if (j->attention) j->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
+    TRY(choose_metrics(j));
+    return j->from_lifetimes ? open_given(j) : 0;
+}
+
+static int work(job *j, outfile *csv) {
+    double start = progress_seconds();
+    const char *inputs[j->traces.n + 1];
+    int n_inputs = 0;
+    for (size_t i = 0; i < j->traces.n; i++) inputs[n_inputs++] = j->traces.item[i];
+    if (j->from_lifetimes) inputs[n_inputs++] = j->from_lifetimes;
+    TRY(outfile_begin(csv, j->out, j->force, inputs, n_inputs));
+    if (j->lifetimes)
+        TRY(lifetimes_writer_new(j->lifetimes, j->force, inputs, n_inputs, trace_label(j->trace[0]),
+                                 trace_hash(j->trace[0]), &j->lifetimes_out));
+    TRY(sweep_all(j));
+    blocks_writer *blocks;
+    TRY(open_blocks(j, &blocks));
+    TRY(write_results(j, csv, blocks));
+    lifetimes_writer *lifetimes_out = j->lifetimes_out;
+    j->lifetimes_out = NULL;
+    if (lifetimes_out) TRY(lifetimes_writer_finish(lifetimes_out));
+    double seconds = progress_seconds() - start;
+    say("%s: %zu rows from %zu configurations in %.2f s (%.3f s each), memory planned %.1f MiB (%.1f fixed, up to %.2f "
+        "a configuration, %d pass%s)",
+        j->out, j->n_rows, j->n_results, seconds, seconds / (double)j->n_results, (double)j->cost.planned / 1048576,
+        (double)j->cost.fixed / 1048576, (double)j->cost.per_config / 1048576, j->cost.passes,
+        j->cost.passes == 1 ? "" : "es");
+    return 0;
+}
+
+static void release(job *j) {
+    for (size_t i = 0; i < j->n_rows; i++) results_key_free(&j->rows[i].key);
+    for (size_t i = 0; i < j->n_results; i++) sweep_result_free(&j->results[i]);
+    for (size_t i = 0; j->trace && i < j->traces.n; i++) trace_close(j->trace[i]);
+    if (j->lifetimes_out) lifetimes_writer_abort(j->lifetimes_out);
+    if (j->given) lifetimes_close(j->given);
+    sim_asks_free(&j->asks);
+    pool_free(j->pool);
+    text_free(&j->skipped);
+    mem_free(j->rows);
+    mem_free(j->results);
+    mem_free(j->trace);
+    mem_free(j->command);
+    opt_list_free(&j->traces);
+    opt_list_free(&j->specs);
+}
+
+int cmd_sim(int argc, char **argv) {
+    job j = {.memory = 1LL << 30};
+    outfile csv = {0};
+    int code = parse(&j, argc, argv);
+    if (!code) code = prepare(&j);
+    if (!code) code = work(&j, &csv);
+    outfile_abort(&csv);
+    release(&j);
+    return code;
+}

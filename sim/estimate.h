@@ -1,0 +1,50 @@
+/* Streams and masked sums: what lifetimes cost at one row (DESIGN section 6).
+ *
+ * A stream is s(t, i) = x_t . v_i for a query head: the value of entry i seen through a vector x. With a row a of
+ * attention, S = (sum of a s) / Z, and for a set of lost entries
+ *     x.delta = (sum over lost of a (S - s)) / Z_visible,    lost mass m = Z_lost / Z.
+ * a (S - s) is computed once a row and shared by all configurations; each then pays a compare and a masked sum. Where
+ * more than half is lost the visible side is summed, so that nothing cancels; where nothing is lost the result is
+ * exactly 0. */
+#pragma once
+
+#include "traces/kernels.h"
+#include "traces/trace.h"
+
+enum { ESTIMATE_PROBES = 4 };
+#define ESTIMATE_PROBE_SEED 0x6b766c6167ull /* "kvlag" */
+/* E|N(0,1)| correction for sqrt(mean of 4 squares): the mean of a chi with 4 degrees of freedom over 2. */
+#define ESTIMATE_PROBE_MEAN 0.93999
+
+/* Streams of one layer that do not depend on t. */
+typedef struct estimate_streams {
+    int n_streams; /* per query head */
+    size_t stride;
+    float *s; /* [n_head][n_streams][stride], zero beyond T; owned */
+} estimate_streams;
+
+/* r.Wo.delta needs only x = Wo_h^T r for the fixed probes r ~ N(0,1): probe p, layer l, output dimension j comes from
+ * Philox(ESTIMATE_PROBE_SEED; j, p, l, 0). wo [n_head*head_dim][n_embd]. */
+int estimate_probe_streams(const trace_model *m, int layer, const trace_layer *l, int32_t n_tokens, const float *wo,
+                           estimate_streams *out);
+/* x = unit vectors, so that x.delta are the components of delta itself: for the exact output error. */
+int estimate_value_streams(const trace_model *m, const trace_layer *l, int32_t n_tokens, estimate_streams *out);
+void estimate_streams_free(estimate_streams *e);
+
+/* One query head's row, prepared for any number of configurations. */
+typedef struct estimate_row {
+    int32_t t;
+    int n_streams;
+    double z;       /* sum of a */
+    const float *a; /* [pad(t+1)] */
+    const float *d; /* [n_streams][stride] a (S - s) */
+    size_t stride;
+} estimate_row;
+
+/* `a` padded with zeros; `s` [n_streams][stride]; `d` scratch of the same size, kept by *out. */
+void estimate_prepare(const float *a, int32_t t, const float *s, int n_streams, size_t stride, float *d,
+                      estimate_row *out);
+
+/* One configuration: out[0] = m, out[1+k] = x_k.delta. evict_at [pad(T)]; entries at or after `left_end` are all
+ * visible. Returns 1 if the visible mass was floored, else 0. */
+int estimate_masked(const estimate_row *row, const int32_t *evict_at, int32_t left_end, double *out);

@@ -1,0 +1,43 @@
+#include "sim/footprint.h"
+
+#include <string.h>
+
+/* First step that does not see entry i: eviction, window or end, whichever comes first. */
+static int32_t gone_at(const int32_t *evict_at, int32_t i, int32_t n_tokens, int32_t window) {
+    int64_t gone = evict_at[i];
+    if (window && gone > (int64_t)i + window) gone = (int64_t)i + window;
+    return (int32_t)(gone > n_tokens ? n_tokens : gone);
+}
+
+static void add_peak(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *leaving) {
+    memset(leaving, 0, ((size_t)n_tokens + 2) * sizeof *leaving);
+    for (int32_t i = 0; i < n_tokens; i++) leaving[gone_at(evict_at, i, n_tokens, window)]++;
+    int32_t visible = 0;
+    for (int32_t t = 0; t < n_tokens; t++) {
+        visible += 1 - leaving[t];
+        f->visible += visible;
+        if (visible > f->peak) f->peak = visible;
+    }
+}
+
+static void add_evictions(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *batch) {
+    memset(batch, 0, ((size_t)n_tokens + 2) * sizeof *batch);
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (evict_at[i] > n_tokens || (window && (int64_t)evict_at[i] >= (int64_t)i + window)) continue;
+        f->evictions++;
+        batch[evict_at[i]] = 1;
+    }
+    for (int32_t t = 0; t <= n_tokens; t++) f->batches += batch[t];
+}
+
+void footprint_add(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, const int32_t *probes,
+                   size_t n_probes, int32_t *scratch) {
+    f->units++;
+    add_peak(f, evict_at, n_tokens, window, scratch);
+    add_evictions(f, evict_at, n_tokens, window, scratch);
+    for (size_t k = 0; k < n_probes; k++) {
+        int32_t entry = probes[2 * k], step = probes[2 * k + 1];
+        f->probes++;
+        if (entry <= step && step < evict_at[entry] && (!window || step - entry < window)) f->retained++;
+    }
+}

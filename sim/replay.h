@@ -1,0 +1,42 @@
+/* Replay: one unit of one configuration, step by step, to lifetimes (DESIGN sections 1 and 4). The only place where
+ * entries are evicted; sim feeds it rows of a trace, closed-loop verify (later) rows of a running model.
+ *
+ * A replay is reused for one unit after another of the same configuration and sequence. */
+#pragma once
+
+#include "sim/config.h"
+#include "traces/kernels.h"
+
+typedef struct replay replay;
+
+/* What is known about step t apart from attention. */
+typedef struct replay_facts {
+    bool correct;      /* the prediction made at step t was right; false at step T-1 */
+    double confidence; /* exp(target_logprob[t]); 0 at step T-1 */
+    bool counted;
+} replay_facts;
+
+/* Where a unit stands in the model. */
+typedef struct replay_unit {
+    int32_t sequence, layer, kv_head; /* kv_head 0 where the unit is a layer */
+    int32_t window;                   /* 0 = none */
+    int n_head;                       /* query heads of the unit */
+    const double *future_total;       /* [T], or NULL: see policy_view */
+} replay_unit;
+
+/* `config` must outlive the replay. Returns 0 or ERR_DATA. */
+int replay_new(const sim_config *config, int32_t n_tokens, replay **out);
+void replay_free(replay *r);                                     /* accepts NULL */
+size_t replay_bytes(const sim_config *config, int32_t n_tokens); /* what replay_new will allocate */
+
+/* Start a unit. evict_at [kernel_pad(T)] is filled with T+1 and then written as entries leave. */
+void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at);
+
+/* Step t (0, 1, ... in order). heads[h] points to query head h's full row, [t+1] f32. */
+void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts);
+
+/* So far: the lowest step that misses an entry (T+1 if none does), and one past the highest entry that left (0). */
+void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end);
+
+/* Residents after the last step, ascending. */
+const int32_t *replay_residents(const replay *r, int32_t *n);

@@ -1,0 +1,89 @@
+#include "sim/results.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- keys ---------------------------------------------------------------------------------------------------------
+ */
+
+void results_key_free(results_key *k) {
+    char *owned[] = {k->trace, k->policy, k->spec,  k->resolved, k->budget_asked, k->budget,
+                     k->lag,   k->hold,   k->sinks, k->unit,     k->schedule,     k->pending};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) mem_free(owned[i]);
+    *k = (results_key){0};
+}
+
+static char *number(long long x) {
+    char buffer[24];
+    snprintf(buffer, sizeof buffer, "%lld", x);
+    return mem_string(buffer);
+}
+
+int results_key_of(const char *label, size_t seq, const sim_config *c, results_key *out) {
+    bool plain_full = !*c->budget_asked; /* policy full: no guards, no schedule */
+    *out = (results_key){.seq = seq, .n_prompt = c->n_prompt};
+    out->trace = mem_string(label);
+    out->policy = mem_string(c->setup.policy->name);
+    out->spec = mem_string(c->spec);
+    out->resolved = mem_string(c->resolved);
+    out->budget_asked = mem_string(c->budget_asked);
+    out->budget = number(c->budget);
+    out->lag = c->lag < 0 ? mem_string("") : number(c->lag);
+    out->hold = plain_full ? mem_string("") : number(c->hold);
+    out->sinks = plain_full ? mem_string("") : number(c->sinks);
+    out->unit = mem_string(plain_full ? "" : c->unit_layer ? "layer" : "head");
+    out->schedule = mem_string(c->schedule_text);
+    out->pending = mem_string(!c->has_pending ? "" : c->pending_free ? "free" : "charged");
+    if (out->trace && out->policy && out->spec && out->resolved && out->budget_asked && out->budget && out->lag &&
+        out->hold && out->sinks && out->unit && out->schedule && out->pending)
+        return 0;
+    results_key_free(out);
+    return ERR_DATA;
+}
+
+char *results_blocks_path(const char *csv_path) {
+    size_t n = strlen(csv_path);
+    if (n > 4 && strcmp(csv_path + n - 4, ".csv") == 0) n -= 4;
+    text t = {0};
+    return text_add_bytes(&t, csv_path, n) || text_add(&t, ".blocks.h5") ? NULL : t.data;
+}
+
+/* ---- rows ---------------------------------------------------------------------------------------------------------
+ */
+
+int results_add_header(text *csv) {
+    return text_add(csv,
+                    "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,n_prompt,"
+                    "n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,"
+                    "retained,footprint,peak,evictions,evict_batches\n");
+}
+
+static int add_text(text *csv, const char *field) {
+    TRY(text_add_csv(csv, field));
+    return text_add(csv, ",");
+}
+
+static int add_number(text *csv, double x, bool known) {
+    return known ? text_add(csv, "%.9g,", x) : text_add(csv, ",");
+}
+
+int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o, int32_t n_tokens) {
+    const footprint *u = &r->use;
+    double all = (double)n_tokens * ((double)n_tokens + 1) / 2 * u->units;
+    const char *before[] = {k->policy, k->spec,  k->resolved, k->budget_asked, k->budget, k->lag,
+                            k->hold,   k->sinks, k->unit,     k->schedule,     k->pending};
+    TRY(add_text(csv, k->trace));
+    TRY(text_add(csv, "%zu,", k->seq));
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++) TRY(add_text(csv, before[i]));
+    TRY(text_add(csv, "%d,%lld,", k->n_prompt, (long long)r->n_counted));
+    TRY(add_number(csv, r->lost_mass, true));
+    TRY(add_number(csv, r->out_err, o->out_err));
+    /* dloss_first, fisher, dloss_est, dloss_lo, dloss_hi, kl_est, kl_lo, kl_hi: empty, since no gradients were read. */
+    TRY(text_add(csv, ",,,,,,,,"));
+    TRY(add_number(csv, u->probes > 0 ? u->retained / u->probes : 0, u->probes > 0));
+    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g\n", u->visible / all, u->peak, u->evictions / u->units,
+                 u->batches / u->units));
+    return 0;
+}

@@ -1,0 +1,23 @@
+/* results.csv and results.blocks.h5 (DESIGN section 8): one row for each (trace, sequence, configuration). */
+#pragma once
+
+#include "base/text.h"
+#include "sim/sweep.h"
+
+/* The identifying texts of a row, exactly as they stand in the CSV and in lifetimes.h5; "" = empty. */
+typedef struct results_key {
+    char *trace, *policy, *spec, *resolved, *budget_asked, *budget, *lag, *hold, *sinks, *unit, *schedule, *pending;
+    size_t seq;
+    int32_t n_prompt;
+} results_key;
+void results_key_free(results_key *k);
+
+/* The key of a resolved configuration. Returns 0 or ERR_DATA. */
+int results_key_of(const char *label, size_t seq, const sim_config *c, results_key *out);
+
+/* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
+char *results_blocks_path(const char *csv_path);
+
+/* The header row, and one data row. Columns whose metric was not computed are empty. */
+int results_add_header(text *csv);
+int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o, int32_t n_tokens);

@@ -1,0 +1,59 @@
+/* One pass over a sequence of a trace for many configurations: replay and estimate together (DESIGN sections 1, 6, 9).
+ *
+ * Rows are produced once, tile by tile, and every configuration consumes them: first its policy, then the masked sums.
+ * Results do not depend on the number of threads, on the other configurations, or on how many passes memory allows. */
+#pragma once
+
+#include "sim/config.h"
+#include "sim/footprint.h"
+#include "traces/blocks.h"
+#include "traces/trace.h"
+
+enum { SWEEP_PROBES = 4 };
+
+/* What a pass will hold, for the memory line. */
+typedef struct sweep_cost {
+    size_t fixed;      /* the layer being read and one row block */
+    size_t per_config; /* the largest configuration */
+    size_t planned;    /* fixed + the configurations of the largest pass */
+    int passes;
+} sweep_cost;
+
+typedef struct sweep_result sweep_result;
+
+typedef struct sweep_options {
+    trace_form form;
+    bool out_err, out_err_exact; /* exact implies out_err */
+    bool keep_lifetimes;         /* fill sweep_result.evict_at until `done` has seen it */
+    size_t memory;               /* bytes for everything this pass allocates */
+    /* Called by the main thread for each finished configuration, in order; may be NULL. Returns 0 or an error. */
+    int (*done)(void *context, size_t index, const sweep_result *result);
+    void *context;
+} sweep_options;
+
+struct sweep_result {
+    int64_t n_counted;
+    double lost_mass, out_err;
+    double block_lost_mass[BLOCKS_PER_ROW];
+    int32_t block_steps[BLOCKS_PER_ROW];
+    float *head_lost_mass; /* [n_layer][n_head], owned */
+    int64_t floored;       /* rows whose visible mass was below 1e-6 and was floored */
+    footprint use;
+    int32_t *evict_at; /* [n_layer][n_kv_head][T] while `done` runs, if lifetimes are kept */
+};
+
+void sweep_result_free(sweep_result *r);
+
+/* The lifetimes to price instead of a policy's: [n_layer][n_kv_head][T] for each configuration, or NULL. Configurations
+ * then only carry n_prompt. */
+typedef struct sweep_given {
+    const int32_t *const *evict_at; /* [n] */
+} sweep_given;
+
+/* `configs` [n] resolved for this sequence. `results` [n] are filled. Fails by name where the trace lacks something or
+ * `memory` is too small for even one configuration. */
+int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, const sweep_given *given,
+                   const sweep_options *options, pool *p, sweep_result *results, sweep_cost *cost);
+
+/* What a configuration and these metrics need from a sequence: 0, or ERR_DATA "trace has no logits/correct ...". */
+int sweep_check(const trace *t, size_t seq, const sim_config *config, const sweep_options *options);
