@@ -36,11 +36,15 @@ typedef struct token_list {
 } token_list;
 void token_list_free(token_list *l);
 
-/* Text may hold any bytes (NUL too; invalid UTF-8 is encoded byte by byte). Control tokens written in the text are
- * text unless `special`, which turns each literal occurrence of a control token into its id. User-defined tokens (type
- * 4) are always recognised. Empty text gives only BOS, if any. */
+/* Text may hold any bytes (NUL too; invalid UTF-8 is encoded byte by byte, the valid stretches between as texts of their
+ * own). Control tokens written in the text are text unless `special`, which turns each literal occurrence of a control
+ * token into its id (the longest, where several begin at one place). User-defined tokens (type 4) are always recognised.
+ * Empty text gives only BOS, if any; a text that `special` lets begin with BOS gets no second one. Vocabularies may lack
+ * bytes (SmolLM2's lacks 21, 0xff among them): a text that needs one is ERR_DATA, naming the byte and its place, where
+ * the `tokenizers` library would drop it in silence. */
 int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool special, token_list *out);
 
-/* The bytes of a token: *bytes points into the tokenizer. A control token gives its literal text. */
+/* The bytes of a token: *bytes points into the tokenizer. A control or user-defined token gives its literal text; an id
+ * outside the vocabulary gives no bytes. */
 void tokenizer_piece(const tokenizer *t, int32_t id, const char **bytes, size_t *n);
 size_t tokenizer_size(const tokenizer *t);
