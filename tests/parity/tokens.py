@@ -217,7 +217,8 @@ def main():
     if not args.check:
         FIXTURES.mkdir(exist_ok=True)
         train_cross(cross)
-    vocabularies = [from_json("tiny", ROOT / "tests/tiny/tokenizer.json"), from_json("cross", cross), smollm2(args.model)]
+    vocabularies = [from_json("tiny", ROOT / "tests/tiny/tokenizer.json"), from_json("cross", cross),
+                    smollm2(args.model)]
     bad = fixtures(vocabularies, args.check)
     with tempfile.TemporaryDirectory() as folder:
         driver = build_driver(Path(folder))
