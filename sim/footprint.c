@@ -12,12 +12,13 @@ static int32_t gone_at(const int32_t *evict_at, int32_t i, int32_t n_tokens, int
 static void add_peak(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *leaving) {
     memset(leaving, 0, ((size_t)n_tokens + 2) * sizeof *leaving);
     for (int32_t i = 0; i < n_tokens; i++) leaving[gone_at(evict_at, i, n_tokens, window)]++;
-    int32_t visible = 0;
+    int32_t visible = 0, peak = 0;
     for (int32_t t = 0; t < n_tokens; t++) {
         visible += 1 - leaving[t];
         f->visible += visible;
-        if (visible > f->peak) f->peak = visible;
+        if (visible > peak) peak = visible;
     }
+    f->peak += peak;
 }
 
 static void add_evictions(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *batch) {

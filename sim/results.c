@@ -83,7 +83,7 @@ int results_add_row(text *csv, const results_key *k, const sweep_result *r, cons
     /* dloss_first, fisher, dloss_est, dloss_lo, dloss_hi, kl_est, kl_lo, kl_hi: empty, since no gradients were read. */
     TRY(text_add(csv, ",,,,,,,,"));
     TRY(add_number(csv, u->probes > 0 ? u->retained / u->probes : 0, u->probes > 0));
-    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g\n", u->visible / all, u->peak, u->evictions / u->units,
+    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g\n", u->visible / all, u->peak / u->units, u->evictions / u->units,
                  u->batches / u->units));
     return 0;
 }
