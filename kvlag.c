@@ -17,7 +17,6 @@
 typedef struct command {
     const char *name, *usage, *help;
     int (*run)(int argc, char **argv);
-    void (*options)(void); /* prints its option table */
     const char *example;
 } command;
 
@@ -25,16 +24,15 @@ static int cmd_help(int argc, char **argv);
 
 static const command commands[] = {
     {"trace", "MODEL TEXT... -o FILE.h5", "run a model once over texts and keep what replay needs", cmd_trace,
-     trace_help, "kvlag trace models/SmolLM2-135M-Instruct.Q4_1.gguf README.md -o out/t.h5 --tokens 512"},
-    {"sim", "TRACE... -o FILE.csv", "replay eviction policies over traces and price them", cmd_sim, sim_help,
+     "kvlag trace models/SmolLM2-135M-Instruct.Q4_1.gguf README.md -o out/t.h5 --tokens 512"},
+    {"sim", "TRACE... -o FILE.csv", "replay eviction policies over traces and price them", cmd_sim,
      "kvlag sim out/t.h5 -o out/r.csv -p rmm -p h2o -b 10%,25% -L 0:64:x2"},
-    {"analyze", "FILE.csv... -o DIR", "draw lag and budget curves, print the short table", cmd_analyze, analyze_help,
+    {"analyze", "FILE.csv... -o DIR", "draw lag and budget curves, print the short table", cmd_analyze,
      "kvlag analyze out/r.csv -o out/fig --format png,svg"},
-    {"info", "FILE", "what a trace or lifetimes file holds; --check validates it", cmd_info, info_help,
+    {"info", "FILE", "what a trace or lifetimes file holds; --check validates it", cmd_info,
      "kvlag info out/t.h5 --check"},
-    {"policies", "[NAME]", "the policies, their parameters and papers", cmd_policies, policies_help,
-     "kvlag policies rmm"},
-    {"help", "[COMMAND]", "this page, or a command's options", cmd_help, NULL, NULL},
+    {"policies", "[NAME]", "the policies, their parameters and papers", cmd_policies, "kvlag policies rmm"},
+    {"help", "[COMMAND]", "this page, or a command's options", cmd_help, NULL},
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
@@ -69,7 +67,7 @@ static int cmd_help(int argc, char **argv) {
     const command *c = find(argv[0]);
     if (!c) return ERR_USAGE;
     printf("kvlag %s %s\n  %s\n\n", c->name, c->usage, c->help);
-    if (c->options) c->options();
+    if (c->run != cmd_help) c->run(1, (char *[]){"--help"});
     if (c->example) printf("\nExample:\n  %s\n", c->example);
     return 0;
 }
@@ -99,6 +97,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a full quota is a failed write, not the end of the process */
     signal(SIGPIPE, SIG_IGN);
     int code = run(argc, argv);
+    if (code == OPT_HELPED) code = 0;
     if (code) fprintf(stderr, "kvlag: %s\n", err_message());
     if (fflush(stdout) != 0 && !code) code = ERR_DATA;
     return code;

@@ -4,6 +4,7 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -147,11 +148,25 @@ static int parse_short(const opt *table, int argc, char **argv, int *i) {
     return 0;
 }
 
+static void print_help(const opt *table) {
+    for (const opt *o = table; o->name; o++) {
+        char left[80], letter[4] = "   ";
+        if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
+        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
+        if (strlen(left) > 34) printf("  %s\n  %-34s  %s\n", left, "", o->help);
+        else printf("  %-34s  %s\n", left, o->help);
+    }
+}
+
 int opt_parse(const opt *table, int argc, char **argv, opt_list *positional) {
     memset(given, 0, sizeof given);
     bool options = true;
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
+        if (options && strcmp(a, "--help") == 0) {
+            print_help(table);
+            return OPT_HELPED;
+        }
         if (options && strcmp(a, "--") == 0) options = false;
         else if (options && a[0] == '-' && a[1] == '-') TRY(parse_long(table, argc, argv, &i));
         else if (options && a[0] == '-' && a[1]) TRY(parse_short(table, argc, argv, &i));
@@ -164,16 +179,6 @@ bool opt_given(const opt *table, const void *target) {
     for (const opt *o = table; o->name; o++)
         if (o->target == target) return given[o - table];
     return false;
-}
-
-void opt_help(FILE *out, const opt *table) {
-    for (const opt *o = table; o->name; o++) {
-        char left[80], letter[4] = "   ";
-        if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
-        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
-        if (strlen(left) > 34) fprintf(out, "  %s\n  %-34s  %s\n", left, "", o->help);
-        else fprintf(out, "  %-34s  %s\n", left, o->help);
-    }
 }
 
 static int add_option(text *t, const opt *o, const char *value) {

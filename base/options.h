@@ -7,7 +7,6 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdio.h>
 
 typedef enum opt_kind {
     OPT_FLAG,   /* target: bool */
@@ -35,13 +34,13 @@ typedef struct opt {
     long long min, max;
 } opt;
 
-/* Parse argv[0..argc-1] (no program or command name in it). Returns 0 or ERR_USAGE. */
+enum { OPT_HELPED = -1 }; /* not an error: --help was asked for and printed; nothing else is to be done */
+
+/* Parse argv[0..argc-1] (no program or command name in it). Returns 0, ERR_USAGE, or OPT_HELPED. */
 int opt_parse(const opt *table, int argc, char **argv, opt_list *positional);
 
 /* Was the option given on the command line that opt_parse saw last? (By its target.) */
 bool opt_given(const opt *table, const void *target);
-
-void opt_help(FILE *out, const opt *table);
 
 /* "kvlag sim a.h5 -p 'rmm(lag=8)'": the canonical command, only recorded options, in table order, as given; files
  * by their names without folders, so that the same work gives the same text anywhere. Owned by the caller; NULL on

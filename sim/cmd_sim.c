@@ -76,20 +76,11 @@ static int parse(job *j, int argc, char **argv) {
         {"verbose", 'v', OPT_FLAG, false, &j->verbose, NULL, "explain", 0, 0},
         {.name = NULL},
     };
-    if (argc < 0) {
-        opt_help(stdout, table);
-        return 0;
-    }
     TRY(opt_parse(table, argc, argv, &j->traces));
     if (!opt_given(table, &j->n_prompt)) j->n_prompt = -1;
     if (opt_given(table, &j->seed)) snprintf(j->seed_text, sizeof j->seed_text, "%lld", j->seed);
     j->command = opt_command("sim", table, &j->traces);
     return j->command ? 0 : ERR_DATA;
-}
-
-void sim_help(void) {
-    job j = {0};
-    parse(&j, -1, NULL);
 }
 
 static int check_command(const job *j) {

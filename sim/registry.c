@@ -96,24 +96,14 @@ static int print_json(const char *only) {
     return 0;
 }
 
-static int parse(int argc, char **argv, bool *json, opt_list *names) {
-    const opt table[] = {
-        {.name = "json", .kind = OPT_FLAG, .target = json, .help = "print as JSON"},
-        {.name = NULL},
-    };
-    if (argc < 0) opt_help(stdout, table);
-    return argc < 0 ? 0 : opt_parse(table, argc, argv, names);
-}
-
-void policies_help(void) {
-    bool json;
-    parse(-1, NULL, &json, NULL);
-}
-
 int cmd_policies(int argc, char **argv) {
     bool json = false;
     opt_list names = {0};
-    TRY(parse(argc, argv, &json, &names));
+    const opt table[] = {
+        {.name = "json", .kind = OPT_FLAG, .target = &json, .help = "print as JSON"},
+        {.name = NULL},
+    };
+    TRY(opt_parse(table, argc, argv, &names));
     const policy *only = NULL;
     int code = 0;
     if (names.n > 1) code = err_set(ERR_USAGE, "policies: at most one NAME, got %zu", names.n);

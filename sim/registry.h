@@ -11,4 +11,3 @@ const char *policy_family_name(policy_family f);
 
 /* `kvlag policies [NAME] [--json]`; see kvlag.c for the convention of cmd_ functions. */
 int cmd_policies(int argc, char **argv);
-void policies_help(void);
