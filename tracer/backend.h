@@ -1,0 +1,54 @@
+/* The seam between the model and what computes it. A backend is one const struct of functions over a state of its own;
+ * a run pushes what it computes into a sink, so that nothing of size T^2 or T*n_vocab is ever held at once.
+ *
+ * Order of calls: load, then any number of forward, then unload; all from one thread. */
+#pragma once
+
+#include "base/pool.h"
+#include "tracer/model.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { BACKEND_ROW_TILE = 256 /* attention rows handed out together; the tile of the trace file */ };
+
+/* What one layer's attention worked with and came to, for all T tokens. q, k, v are after RoPE: head h of token t
+ * starts at q[t*stride + h*head_dim]. */
+typedef struct layer_capture {
+    const float *q, *k, *v;
+    size_t stride;
+    const float *lse; /* [n_head][T] log of the softmax normaliser, of the same softmax as the rows */
+} layer_capture;
+
+/* Where a run's results go; a member that is NULL is not wanted, and not computed where that saves work. Memory passed
+ * in belongs to the backend and is valid during the call only. A code other than 0 stops the run and is returned. */
+typedef struct forward_sink {
+    void *context;
+    /* Probabilities of head `head`, steps row0 .. row0+n-1 (row0 a multiple of BACKEND_ROW_TILE, n = that many or up to
+     * T): row r at p + r*stride, columns 0 .. row0+n-1, zero above the diagonal; rows 64-byte aligned and padded with
+     * zeros to a multiple of 16. Called from any thread, several at once. */
+    int (*rows)(void *context, int layer, int head, int32_t row0, int32_t n, const float *p, size_t stride);
+    /* Row tiles since the last call are complete: they form a run in (head, row tile) order, bounded in size. Called
+     * on the caller's thread while no `rows` is running, and at least once per layer. */
+    int (*rows_done)(void *context, int layer);
+    /* After the layer's rows. On the caller's thread, layers ascending. */
+    int (*layer)(void *context, int layer, const layer_capture *c);
+    /* Logits of steps row0 .. row0+n-1, ascending: row r at logits + r*stride, n_vocab values, 64-byte aligned, padded
+     * to a multiple of 16. On the caller's thread; the values may be overwritten. */
+    int (*logits)(void *context, int32_t row0, int32_t n, float *logits, size_t stride);
+} forward_sink;
+
+typedef struct backend_state backend_state;
+
+typedef struct backend {
+    const char *name, *compute; /* "cpu", "f32" */
+    /* Take the weights from the model's file; `m` and `p` must outlive the state. */
+    int (*load)(const model *m, pool *p, backend_state **out);
+    void (*unload)(backend_state *s); /* accepts NULL */
+    /* The processor, for the trace: traces are byte-identical on one kind only. Owned by the state. */
+    const char *(*device)(const backend_state *s);
+    /* One causal pass over tokens 0 .. n-1 at positions 0 .. n-1; ids below n_vocab. Values that are not finite are an
+     * error naming layer, head and token. Equal input gives equal bits for any number of threads, and changing token t
+     * changes no bit of earlier rows. */
+    int (*forward)(backend_state *s, const int32_t *tokens, int32_t n, const forward_sink *sink);
+} backend;

@@ -1,0 +1,25 @@
+/* The CPU backend: f32 throughout, OpenBLAS on tiles of fixed size under our own threads. */
+#pragma once
+
+#include "tracer/backend.h"
+
+extern const backend cpu_backend;
+
+/* Weights in f32. Matrices [outputs][inputs]; q, k and v stand together, in this order, so that one product gives all
+ * three. */
+typedef struct cpu_layer {
+    float *attn_norm, *qkv, *qkv_bias /* NULL = none */, *o, *ffn_norm, *gate, *up, *down;
+} cpu_layer;
+
+struct backend_state {
+    const model *m;
+    pool *p;
+    cpu_layer *layer; /* [n_layer] */
+    float *embedding, *output_norm, *output /* == embedding where tied */;
+    void *block; /* holds all weights */
+    char device[160];
+};
+
+int cpu_load(const model *m, pool *p, backend_state **out);
+void cpu_unload(backend_state *s);
+int cpu_forward(backend_state *s, const int32_t *tokens, int32_t n, const forward_sink *sink);
