@@ -42,6 +42,9 @@ const char *lifetimes_label(const lifetimes *l); /* "" if absent */
 const char *lifetimes_hash(const lifetimes *l);  /* "" if absent */
 size_t lifetimes_n_configs(const lifetimes *l);
 const lifetimes_config *lifetimes_get_config(const lifetimes *l, size_t config);
+/* The sequences that a configuration holds, in ascending order: the number (of the trace) of the i-th one. */
+size_t lifetimes_n_sequences(const lifetimes *l, size_t config);
+size_t lifetimes_sequence_number(const lifetimes *l, size_t config, size_t i);
 /* NULL if that configuration does not hold that sequence. */
 const lifetimes_seq *lifetimes_get_seq(const lifetimes *l, size_t config, size_t seq);
 /* The shape stored: n_layer, n_kv_head, T. */

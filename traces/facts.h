@@ -1,0 +1,20 @@
+/* What `kvlag info` says about a file, gathered once as JSON and printed from there in either form. */
+#pragma once
+
+#include "traces/trace.h"
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+/* Read the file at `path`, whichever of our formats it has, and with `check` verify its whole content.
+ *
+ * All formats:  file, format, version, bytes, datasets [{path, shape, type, raw, stored, ratio, checksum}] (ratio and
+ *               checksum null where they do not apply)
+ * Traces:       creator, command, content_hash, hash_of ("content" or "file"), model {..}, sequences [{name, tokens,
+ *               prompt, source, text, attention [..], logits [..], gradients [..], entries, bytes_per_entry {dense,
+ *               factored}, lost_to_f16 {mean, max}, check {sum_error, difference}}]
+ * Lifetimes:    trace, content_hash, configs [{spec, ..., sequences [{name, shape, budget, hold, sinks}]}]
+ * Blocks:       rows
+ *
+ * *out is the caller's (cJSON_Delete). Refused: files that are not ours, naming the path. */
+int facts_of_file(const char *path, bool check, cJSON **out);
