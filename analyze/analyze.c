@@ -1,0 +1,340 @@
+#include "analyze/analyze.h"
+#include "analyze/figures.h"
+#include "analyze/gnuplot.h"
+#include "analyze/results.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/options.h"
+#include "base/outfile.h"
+#include "base/progress.h"
+#include "base/text.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_FORMATS = 8, MOST_KINDS = 16, TABLE_ROWS = 30, NAME_COLUMN_MOST = 40 };
+
+typedef struct analyze {
+    opt_list files;
+    const char *folder, *figures, *formats, *lifetimes, *trace;
+    bool force, quiet, verbose;
+    const gnuplot_format *format[MOST_FORMATS];
+    size_t n_formats;
+    const figure_kind *kind[MOST_KINDS];
+    size_t n_kinds;
+    results *results;
+    size_t metric[RESULTS_METRICS], n_metrics;
+    figure_list list;
+    text written; /* paths, one a line */
+    text failure; /* the first drawing that failed; the rest goes on */
+} analyze;
+
+/* ---- the command line ------------------------------------------------------------------------------------------- */
+
+static int read_formats(analyze *a) {
+    char *words = mem_string(a->formats), *rest = words;
+    int code = words ? 0 : ERR_DATA;
+    for (char *word; !code && (word = strsep(&rest, ","));) {
+        const gnuplot_format *f = gnuplot_formats;
+        while (f->name && strcmp(f->name, word) != 0) f++;
+        if (!f->name) code = err_set(ERR_USAGE, "--format: '%s' is not one of png, svg, pdf, term", word);
+        for (size_t i = 0; i < a->n_formats; i++)
+            if (!code && a->format[i] == f) code = err_set(ERR_USAGE, "--format: '%s' is given twice", word);
+        if (!code) a->format[a->n_formats++] = f;
+    }
+    mem_free(words);
+    return code;
+}
+
+static int unknown_figure(const char *word) {
+    const char *names[MOST_KINDS];
+    size_t n = 0;
+    text all = {0};
+    int code = 0;
+    for (; figure_kinds[n].name; n++) {
+        names[n] = figure_kinds[n].name;
+        if (!code) code = text_add(&all, "%s%s", n ? ", " : "", names[n]);
+    }
+    const char *near = opt_nearest(word, names, n);
+    if (!code && near) code = err_set(ERR_USAGE, "--figures: no figure '%s' (did you mean %s?)", word, near);
+    else if (!code) code = err_set(ERR_USAGE, "--figures: no figure '%s' (there are %s)", word, all.data);
+    text_free(&all);
+    return code;
+}
+
+static int read_figures(analyze *a) {
+    if (!a->figures) {
+        while (figure_kinds[a->n_kinds].name) {
+            a->kind[a->n_kinds] = &figure_kinds[a->n_kinds];
+            a->n_kinds++;
+        }
+        return 0;
+    }
+    char *words = mem_string(a->figures), *rest = words;
+    int code = words ? 0 : ERR_DATA;
+    for (char *word; !code && (word = strsep(&rest, ","));) {
+        const figure_kind *k = figure_kinds;
+        while (k->name && strcmp(k->name, word) != 0) k++;
+        if (!k->name) code = unknown_figure(word);
+        for (size_t i = 0; i < a->n_kinds; i++)
+            if (!code && a->kind[i] == k) code = err_set(ERR_USAGE, "--figures: '%s' is given twice", word);
+        if (!code) a->kind[a->n_kinds++] = k;
+    }
+    mem_free(words);
+    return code;
+}
+
+static int read_options(analyze *a, int argc, char **argv) {
+    a->formats = "png";
+    const opt table[] = {
+        {"output", 'o', OPT_TEXT, false, &a->folder, "DIR", "folder for the figures, made if it is not there", 0, 0},
+        {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", "lag, budget, retention (default: all)", 0, 0},
+        {"format", 0, OPT_TEXT, true, &a->formats, "LIST", "png, svg, pdf, term (default: png)", 0, 0},
+        {"lifetimes", 0, OPT_TEXT, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote, for retention", 0, 0},
+        {"trace", 0, OPT_TEXT, true, &a->trace, "FILE.h5", "the trace, to mark where the prompt ends", 0, 0},
+        {"force", 0, OPT_FLAG, false, &a->force, NULL, "replace files that are already there", 0, 0},
+        {"quiet", 'q', OPT_FLAG, false, &a->quiet, NULL, "say nothing on stderr", 0, 0},
+        {"verbose", 'v', OPT_FLAG, false, &a->verbose, NULL, "say more", 0, 0},
+        {0},
+    };
+    TRY(opt_parse(table, argc, argv, &a->files));
+    say_level(a->quiet ? SAY_QUIET : a->verbose ? SAY_MORE : SAY_NORMAL);
+    if (!a->files.n) return err_set(ERR_USAGE, "analyze: no results file (kvlag analyze FILE.csv... -o DIR)");
+    if (!a->folder || !*a->folder) return err_set(ERR_USAGE, "analyze: no folder for the figures (-o DIR)");
+    TRY(read_formats(a));
+    return read_figures(a);
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------ */
+
+static int path_of(const analyze *a, const figure *f, const char *ending, text *path) {
+    return text_add(path, "%s%s%s.%s", a->folder, a->folder[strlen(a->folder) - 1] == '/' ? "" : "/", f->name, ending);
+}
+
+static bool to_screen(const gnuplot_format *format) {
+    return strcmp(format->name, "term") == 0;
+}
+
+static int begin_file(const analyze *a, const figure *f, const char *ending, outfile *out) {
+    text path = {0};
+    int code = path_of(a, f, ending, &path);
+    if (!code) code = outfile_begin(out, path.data, a->force, a->files.item, (int)a->files.n);
+    text_free(&path);
+    return code;
+}
+
+/* Refuse what would overwrite something before anything is written. */
+static int check_file(const analyze *a, const figure *f, const char *ending) {
+    outfile out = {0};
+    TRY(begin_file(a, f, ending, &out));
+    outfile_abort(&out);
+    return 0;
+}
+
+static int check_files(const analyze *a) {
+    for (size_t i = 0; i < a->list.n; i++) {
+        const figure *f = &a->list.item[i];
+        TRY(check_file(a, f, "dat"));
+        TRY(check_file(a, f, "gp"));
+        for (size_t k = 0; k < a->n_formats; k++) TRY(check_file(a, f, a->format[k]->name));
+    }
+    return 0;
+}
+
+static int commit(analyze *a, outfile *out) {
+    text path = {0};
+    int code = text_add(&path, "%s\n", out->path);
+    if (code) outfile_abort(out);
+    else code = outfile_commit(out);
+    if (!code) code = text_add(&a->written, "%s", path.data);
+    text_free(&path);
+    return code;
+}
+
+static int write_text(analyze *a, const figure *f, const char *ending, const text *content) {
+    outfile out = {0};
+    TRY(begin_file(a, f, ending, &out));
+    FILE *file = fopen(out.temp, "wb");
+    bool fine = file && fwrite(content->data, 1, content->n, file) == content->n;
+    int why = errno;
+    if (file && fclose(file) != 0 && fine) {
+        why = errno;
+        fine = false;
+    }
+    if (fine) return commit(a, &out);
+    int code = err_set(ERR_DATA, "%s: write failed: %s", out.path, strerror(why));
+    outfile_abort(&out);
+    return code;
+}
+
+static int show_file(const char *path) {
+    FILE *f = fopen(path, "rb");
+    if (!f) return err_set(ERR_DATA, "%s: %s", path, strerror(errno));
+    for (int c; (c = getc(f)) != EOF;)
+        if (c != '\f') putchar(c); /* gnuplot begins a page */
+    fclose(f);
+    return 0;
+}
+
+static int draw(analyze *a, const figure *f, const gnuplot_format *format) {
+    if (f->paper_only && to_screen(format)) {
+        say("%s: cannot be drawn on a text terminal, skipped", f->name);
+        return 0;
+    }
+    outfile out = {0};
+    text data = {0};
+    int code = path_of(a, f, "dat", &data);
+    if (!code) code = begin_file(a, f, format->name, &out);
+    if (!code) {
+        int drawn = gnuplot_draw(&f->script, format->name, data.data, out.temp);
+        if (drawn && !a->failure.n) code = text_add(&a->failure, "%s", err_message());
+        else if (drawn) say("%s", err_message());
+        else if (to_screen(format)) code = show_file(out.temp);
+        else code = commit(a, &out);
+    }
+    outfile_abort(&out);
+    text_free(&data);
+    return code;
+}
+
+static int write_figure(analyze *a, const figure *f) {
+    TRY(write_text(a, f, "dat", &f->data));
+    TRY(write_text(a, f, "gp", &f->script));
+    for (size_t k = 0; k < a->n_formats; k++) TRY(draw(a, f, a->format[k]));
+    return 0;
+}
+
+/* ---- the table -------------------------------------------------------------------------------------------------- */
+
+/* qsort has no context, so rows bring the value to sort by. */
+typedef struct table_row {
+    const result *config;
+    double value;
+} table_row;
+
+static int compare_row(const void *pa, const void *pb) {
+    const table_row *a = pa, *b = pb;
+    if (isnan(a->value) || isnan(b->value)) return isnan(a->value) - isnan(b->value);
+    if (a->value != b->value) return a->value < b->value ? -1 : 1;
+    return (a->config > b->config) - (a->config < b->config); /* order of the file */
+}
+
+static int print_row(const analyze *a, const result *c, int width) {
+    char lag[32] = "";
+    char *name = result_series_name(a->results, c);
+    if (!name) return ERR_DATA;
+    if (c->lag >= 0) snprintf(lag, sizeof lag, "%.10g", c->lag);
+    printf("%-*s  %8s  %6s  %-8s", width, name, c->budget_asked, lag, c->pending);
+    for (size_t m = 0; m < a->n_metrics; m++) {
+        double value = c->metric[a->metric[m]];
+        if (isnan(value)) printf("  %10s", "");
+        else printf("  %10.4g", value);
+    }
+    printf("\n");
+    mem_free(name);
+    return 0;
+}
+
+/* Is there a better lag of the same policy at the same budget and pending? The earlier of two that tie stays. */
+static bool beaten(const analyze *a, const table_row *row) {
+    const results *r = a->results;
+    for (size_t i = 0; i < r->n_configs; i++) {
+        const result *c = &r->configs[i];
+        if (c == row->config || !result_same_series(c, row->config) ||
+            result_is_free(c) != result_is_free(row->config) ||
+            strcmp(c->budget_asked, row->config->budget_asked) != 0 || (c->lag < 0) != (row->config->lag < 0))
+            continue;
+        if (compare_row(&(table_row){c, c->metric[a->metric[0]]}, row) < 0) return true;
+    }
+    return false;
+}
+
+static int print_budget(const analyze *a, const char *asked, size_t most, int width, table_row *rows) {
+    const results *r = a->results;
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_configs; i++) {
+        rows[n] = (table_row){&r->configs[i], r->configs[i].metric[a->metric[0]]};
+        n += strcmp(r->configs[i].budget_asked, asked) == 0 && !beaten(a, &rows[n]);
+    }
+    qsort(rows, n, sizeof *rows, compare_row);
+    for (size_t i = 0; i < n && i < most; i++) TRY(print_row(a, rows[i].config, width));
+    if (n > most) printf("%-*s  %8s  and %zu more\n", width, "...", asked, n - most);
+    return 0;
+}
+
+static int name_width(const analyze *a, int *width) {
+    *width = (int)strlen("policy");
+    for (size_t i = 0; i < a->results->n_configs; i++) {
+        char *name = result_series_name(a->results, &a->results->configs[i]);
+        if (!name) return ERR_DATA;
+        int n = (int)strlen(name);
+        if (n > *width) *width = n < NAME_COLUMN_MOST ? n : NAME_COLUMN_MOST;
+        mem_free(name);
+    }
+    return 0;
+}
+
+/* Best first within each budget; of a policy with a lag only the best one. */
+static int print_table(const analyze *a) {
+    const results *r = a->results;
+    size_t most = r->n_budgets < TABLE_ROWS ? TABLE_ROWS / r->n_budgets : 1;
+    int width;
+    TRY(name_width(a, &width));
+    table_row *rows = mem_new(r->n_configs, sizeof *rows, "table");
+    if (!rows) return ERR_DATA;
+    printf("%-*s  %8s  %6s  %-8s", width, "policy", "budget", "lag", "pending");
+    for (size_t m = 0; m < a->n_metrics; m++) printf("  %10s", results_metrics[a->metric[m]].column);
+    printf("\n");
+    int code = 0;
+    for (size_t b = 0; b < r->n_budgets && !code; b++) code = print_budget(a, r->budgets[b].asked, most, width, rows);
+    mem_free(rows);
+    return code;
+}
+
+/* ---- the command ------------------------------------------------------------------------------------------------ */
+
+static int read_inputs(analyze *a) {
+    TRY(results_read(a->files.item, a->files.n, &a->results));
+    const results *r = a->results;
+    if (r->n_incomplete)
+        say("%zu configurations are not there for all %zu sequences and are left out", r->n_incomplete, r->n_sequences);
+    if (!r->n_configs)
+        return err_set(ERR_DATA,
+                       "%s: no configuration to compare (the full cache alone is no answer, "
+                       "and a configuration must be there for every sequence)",
+                       a->files.item[0]);
+    a->n_metrics = results_pick_metrics(r, a->metric);
+    if (!a->n_metrics)
+        return err_set(ERR_DATA, "%s: none of the columns dloss_est, kl_est, out_err and lost_mass holds a value",
+                       a->files.item[0]);
+    return 0;
+}
+
+static int work(analyze *a, int argc, char **argv) {
+    TRY(read_options(a, argc, argv));
+    TRY(read_inputs(a));
+    figure_input in = {a->results, a->metric, a->n_metrics, a->lifetimes, a->trace};
+    for (size_t k = 0; k < a->n_kinds; k++) TRY(a->kind[k]->collect(&in, &a->list));
+    TRY(outfile_make_folder(a->folder));
+    TRY(check_files(a));
+    TRY(print_table(a));
+    for (size_t i = 0; i < a->list.n; i++) TRY(write_figure(a, &a->list.item[i]));
+    if (a->written.n) printf("\n%s", a->written.data);
+    return a->failure.n ? err_set(ERR_DATA, "%s", a->failure.data) : 0;
+}
+
+int cmd_analyze(int argc, char **argv) {
+    analyze a = {0};
+    int code = work(&a, argc, argv);
+    if (!code && (fflush(stdout) != 0 || ferror(stdout)))
+        code = err_set(ERR_DATA, "stdout: write failed: %s", strerror(errno));
+    opt_list_free(&a.files);
+    results_free(a.results);
+    figure_list_free(&a.list);
+    text_free(&a.written);
+    text_free(&a.failure);
+    return code == OPT_HELPED ? 0 : code;
+}

@@ -1,0 +1,335 @@
+/* What waiting is worth: a metric against the lag, for every policy with a cut-off. Colour says the budget, the line's
+ * kind says whose line it is. The bounds that hold at the same budget stand beside it: the best policy without a lag
+ * (a filter), the best oracle (hindsight), and the best oracle that must hold entries as long (hold=lag: the fair one).
+ */
+#include "analyze/canvas.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "base/progress.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Inches, and the panels' edges as shares of the canvas. */
+#define HEIGHT 2.6
+#define BOTTOM 0.15
+#define TOP 0.775
+enum { MOST_BUDGETS = 7, MOST_LEGEND = 24 };
+
+/* The kinds of line, in the order in which they are drawn: the policy comes last and lies on top. A text terminal draws
+ * each linetype with a letter of its own and knows neither dashes nor widths. */
+typedef enum line_kind { HINDSIGHT, FILTER, FAIR_BOUND, POLICY, LINE_KINDS } line_kind;
+static const char *const line_look[LINE_KINDS] = {
+    [HINDSIGHT] = "linetype 3 dashtype (1.5,4) linewidth 1",
+    [FILTER] = "linetype 2 dashtype (10,6) linewidth 0.8",
+    [FAIR_BOUND] = "linetype 4 dashtype solid linewidth 0.5",
+    [POLICY] = "linetype 1 dashtype solid linewidth 1.4",
+};
+
+static const char *const line_letters[LINE_KINDS] = {"$$", "##", "%%", "**"};
+
+typedef struct line {
+    line_kind kind;
+    size_t budget; /* index in results.budgets */
+    bool free;     /* panel */
+    size_t index;  /* block of the data file */
+    double end;    /* last value */
+} line;
+
+typedef struct lag_plot {
+    const figure_input *in;
+    const result *series; /* one configuration of it */
+    const char *name;
+    size_t metric;
+    figure *figure;
+    line *lines;
+    size_t n_lines, capacity;
+    double *values; /* everything drawn, for the axis */
+    size_t n_values, values_capacity;
+    double last_lag;
+    bool panel[2];                    /* which are drawn: charged, free */
+    const result *filter, *hindsight; /* one of those drawn, for the legend; NULL if none */
+    bool filter_varies, hindsight_varies;
+} lag_plot;
+
+/* Lag 0 stands at 0 with its own tick, 1 at 1, and every doubling one step on. */
+static double position(double lag) {
+    return lag == 0 ? 0 : lag < 1 ? lag : 1 + log2(lag);
+}
+
+static bool in_plot(const lag_plot *p, const result *c, size_t budget) {
+    return strcmp(c->budget_asked, p->in->results->budgets[budget].asked) == 0 &&
+           strcmp(c->schedule, p->series->schedule) == 0 && strcmp(c->n_prompt, p->series->n_prompt) == 0 &&
+           !isnan(c->metric[p->metric]);
+}
+
+static bool of_kind(const lag_plot *p, const result *c, line_kind kind, bool is_free) {
+    if (kind == HINDSIGHT) return result_is_oracle(c) && c->lag < 0;
+    if (kind == FILTER) return !result_is_oracle(c) && c->lag < 0;
+    if (c->lag < 0 || result_is_free(c) != is_free) return false;
+    return kind == FAIR_BOUND ? result_is_oracle(c) : result_same_series(c, p->series);
+}
+
+/* The cheapest configuration of a kind at this budget and lag (-1: without one); NULL if there is none. */
+static const result *best(const lag_plot *p, line_kind kind, size_t budget, bool is_free, double lag) {
+    const results *r = p->in->results;
+    const result *found = NULL;
+    for (size_t i = 0; i < r->n_configs; i++) {
+        const result *c = &r->configs[i];
+        if (!in_plot(p, c, budget) || !of_kind(p, c, kind, is_free) || c->lag != lag) continue;
+        if (!found || c->metric[p->metric] < found->metric[p->metric]) found = c;
+    }
+    return found;
+}
+
+/* The next larger lag that the series has at this budget, or INFINITY. */
+static double next_lag(const lag_plot *p, size_t budget, bool is_free, double after) {
+    const results *r = p->in->results;
+    double next = INFINITY;
+    for (size_t i = 0; i < r->n_configs; i++) {
+        const result *c = &r->configs[i];
+        if (in_plot(p, c, budget) && of_kind(p, c, POLICY, is_free) && c->lag > after) next = fmin(next, c->lag);
+    }
+    return next;
+}
+
+static int add_point(lag_plot *p, double lag, const result *c) {
+    double value = c->metric[p->metric];
+    TRY(mem_grow((void **)&p->values, &p->values_capacity, p->n_values + 1, sizeof *p->values, "values"));
+    p->values[p->n_values++] = value;
+    p->lines[p->n_lines - 1].end = value;
+    p->last_lag = fmax(p->last_lag, lag);
+    return text_add(&p->figure->data, "%.10g %.10g %.10g \"%s\"\n", lag, position(lag), value,
+                    strchr(c->spec, '"') ? "" : c->spec);
+}
+
+static int begin_line(lag_plot *p, line_kind kind, size_t budget, bool is_free) {
+    static const char *const names[LINE_KINDS] = {"hindsight", "best filter", "fair bound", ""};
+    TRY(mem_grow((void **)&p->lines, &p->capacity, p->n_lines + 1, sizeof *p->lines, "lines"));
+    line *l = &p->lines[p->n_lines++];
+    *l = (line){.kind = kind, .budget = budget, .free = is_free};
+    text comment = {0}, columns = {0};
+    int code = text_add(&comment, "%s, budget %s, pending %s", kind == POLICY ? p->name : names[kind],
+                        p->in->results->budgets[budget].asked, is_free ? "free" : "charged");
+    if (!code) code = text_add(&columns, "lag position %s spec", results_metrics[p->metric].column);
+    if (!code) code = canvas_block(p->figure, comment.data, columns.data, &l->index);
+    text_free(&comment);
+    text_free(&columns);
+    return code;
+}
+
+/* The policy's own curve, and the fair bound at the same lags. */
+static int add_curve(lag_plot *p, line_kind kind, size_t budget, bool is_free) {
+    bool begun = false;
+    for (double lag = -1; isfinite(lag = next_lag(p, budget, is_free, lag));) {
+        const result *c = best(p, kind, budget, is_free, lag);
+        if (!c) continue;
+        if (!begun) TRY(begin_line(p, kind, budget, is_free));
+        begun = true;
+        TRY(add_point(p, lag, c));
+    }
+    if (!begun && kind == POLICY)
+        say("lag: %s, budget %s, pending %s: no values, curve skipped", p->name, p->in->results->budgets[budget].asked,
+            is_free ? "free" : "charged");
+    return 0;
+}
+
+static int add_level(lag_plot *p, line_kind kind, size_t budget, bool is_free) {
+    const result *c = best(p, kind, budget, false, -1);
+    if (!c) return 0;
+    const result **one = kind == FILTER ? &p->filter : &p->hindsight;
+    bool *varies = kind == FILTER ? &p->filter_varies : &p->hindsight_varies;
+    *varies |= *one && strcmp((*one)->spec, c->spec) != 0;
+    *one = c;
+    TRY(begin_line(p, kind, budget, is_free));
+    TRY(add_point(p, 0, c));
+    return add_point(p, p->last_lag, c);
+}
+
+static int collect(lag_plot *p) {
+    size_t budgets = p->in->results->n_budgets;
+    for (int is_free = 0; is_free < 2; is_free++)
+        for (size_t b = 0; p->panel[is_free] && b < budgets && b < MOST_BUDGETS; b++) {
+            TRY(add_curve(p, POLICY, b, is_free));
+            TRY(add_curve(p, FAIR_BOUND, b, is_free));
+        }
+    for (int is_free = 0; is_free < 2; is_free++)
+        for (size_t b = 0; p->panel[is_free] && b < budgets && b < MOST_BUDGETS; b++) {
+            TRY(add_level(p, FILTER, b, is_free));
+            TRY(add_level(p, HINDSIGHT, b, is_free));
+        }
+    if (budgets > MOST_BUDGETS)
+        say("lag: %s: the %d smallest of %zu budgets are drawn", p->name, MOST_BUDGETS, budgets);
+    return 0;
+}
+
+/* ---- the script ------------------------------------------------------------------------------------------------- */
+
+static int add_lag_axis(text *t, double last_lag, bool narrow) {
+    double end = position(last_lag);
+    int step = end > (narrow ? 8 : 14) ? 2 : 1;
+    TRY(text_add(t, "set xrange [-0.3:%g]\nset xtics ('0' 0", end + 0.3));
+    for (int k = 1; k <= end + 1e-9; k += step) TRY(text_add(t, ", '%.0f' %d", exp2(k - 1), k));
+    return text_add(t, ")\n");
+}
+
+/* Budgets beside the right ends of the policy's curves of the last panel. */
+static int add_budget_labels(lag_plot *p, axis y) {
+    text *t = &p->figure->script;
+    double at[MOST_BUDGETS];
+    const line *labelled[MOST_BUDGETS];
+    size_t n = 0;
+    for (size_t i = 0; i < p->n_lines; i++)
+        if (p->lines[i].kind == POLICY && p->lines[i].free == p->panel[1]) {
+            labelled[n] = &p->lines[i];
+            at[n++] = axis_place(y, p->lines[i].end);
+        }
+    TRY(canvas_spread(at, n, 0.075));
+    for (size_t i = 0; i < n; i++) {
+        TRY(text_add(t, "set label "));
+        TRY(canvas_quote(t, p->in->results->budgets[labelled[i]->budget].asked, 8));
+        TRY(text_add(t, " at graph 1.02, graph %.4f left front font ',%g' textcolor '%s'\n", at[i], CANVAS_LABEL_FONT,
+                     canvas_colour(labelled[i]->budget)));
+    }
+    return 0;
+}
+
+static int legend_words(const lag_plot *p, line_kind kind, text *words) {
+    if (kind == POLICY) return text_add(words, "%s", p->name);
+    if (kind == FAIR_BOUND) return text_add(words, "oracle, hold=lag");
+    bool varies = kind == FILTER ? p->filter_varies : p->hindsight_varies;
+    const result *one = kind == FILTER ? p->filter : p->hindsight;
+    return text_add(words, "%s: %s", kind == FILTER ? "no lag" : "hindsight", varies ? "the best" : one->spec);
+}
+
+/* Two by two above the panels, drawn by hand: a key belongs to one panel and takes its width. */
+static int add_legend(lag_plot *p, double left, double right) {
+    static const line_kind order[LINE_KINDS] = {POLICY, FAIR_BOUND, FILTER, HINDSIGHT};
+    text *t = &p->figure->script;
+    for (int k = 0; k < LINE_KINDS; k++) {
+        text words = {0};
+        bool drawn = false;
+        for (size_t i = 0; i < p->n_lines; i++) drawn |= p->lines[i].kind == order[k];
+        if (!drawn) continue;
+        double x = k % 2 ? (left + right) / 2 : left, y = k / 2 ? 0.865 : 0.91;
+        TRY(text_add(t,
+                     "if (paper) set arrow from screen %.4f, screen %.4f to screen %.4f+0.07, screen %.4f nohead "
+                     "%s linecolor "
+                     "'#404040'\n",
+                     x, y, x, y, line_look[order[k]]));
+        if (order[k] == POLICY)
+            TRY(text_add(t,
+                         "if (paper) set label '' at screen %.4f, screen %.4f point pointtype 7 pointsize 0.25 "
+                         "linecolor '#404040'\n",
+                         x + 0.035, y));
+        int code = legend_words(p, order[k], &words);
+        if (!code) code = text_add(t, "set label (paper ? '' : '%s ').", line_letters[order[k]]);
+        if (!code) code = canvas_quote(t, words.data, MOST_LEGEND);
+        if (!code)
+            code = text_add(t, " at screen %.4f, screen %.4f left font ',%g'\n", x + 0.085, y, CANVAS_LABEL_FONT);
+        text_free(&words);
+        TRY(code);
+    }
+    return 0;
+}
+
+static int add_plot(lag_plot *p, bool is_free) {
+    text *t = &p->figure->script;
+    const char *comma = "plot ";
+    for (line_kind kind = 0; kind < LINE_KINDS; kind++)
+        for (size_t i = 0; i < p->n_lines; i++) {
+            const line *l = &p->lines[i];
+            if (l->kind != kind || l->free != is_free) continue;
+            TRY(text_add(t, "%sdata index %zu using 'position':'%s' with %s %s linecolor '%s'", comma, l->index,
+                         results_metrics[p->metric].column,
+                         kind == POLICY ? "linespoints pointtype (paper ? 7 : 15) pointsize 0.25" : "lines",
+                         line_look[kind], canvas_colour(l->budget)));
+            comma = ", \\\n    ";
+        }
+    return text_add(t, "\n");
+}
+
+static int add_panel(lag_plot *p, bool is_free, axis y, double left, double right) {
+    text *t = &p->figure->script;
+    TRY(text_add(t, "set lmargin at screen %.4f\nset rmargin at screen %.4f\n", left, right));
+    TRY(text_add(t, "set title 'pending %s' font ',6.5' offset 0,-0.7\n", is_free ? "free" : "charged"));
+    if (is_free == p->panel[1]) TRY(add_budget_labels(p, y));
+    TRY(add_plot(p, is_free));
+    TRY(axis_add_y(t, y, false)); /* a second panel shares the axis */
+    return text_add(t, "unset label\nunset arrow\n");
+}
+
+static int write_script(lag_plot *p) {
+    text *t = &p->figure->script;
+    size_t left_out;
+    axis y = axis_over(p->values, p->n_values, &left_out);
+    bool both = p->panel[0] && p->panel[1];
+    double left = 0.15, right = 0.91, gap = 0.035, middle = (left + right) / 2;
+    if (left_out) say("%s: %zu values are 0 and have no place on the logarithmic axis", p->figure->name, left_out);
+    TRY(axis_add_y(t, y, true));
+    TRY(add_lag_axis(t, p->last_lag, both));
+    TRY(add_legend(p, left, right));
+    TRY(axis_add_y_label(t, results_metrics[p->metric].axis, (BOTTOM + TOP) / 2));
+    TRY(text_add(t,
+                 "set tmargin at screen %g\nset bmargin at screen %g\n"
+                 "set label 'lag (tokens)' at screen %g, screen 0.04 center font ',6.5'\n"
+                 "set label (paper ? '' : '%s, ').",
+                 TOP, BOTTOM, middle, results_metrics[p->metric].brief));
+    TRY(canvas_quote_title(t, p->name, p->in->results));
+    TRY(text_add(t, " at screen %g, screen 0.965 left font ',7'\nset multiplot\n", left));
+    if (p->panel[0]) TRY(add_panel(p, false, y, left, both ? middle - gap / 2 : right));
+    if (p->panel[1]) TRY(add_panel(p, true, y, both ? middle + gap / 2 : left, right));
+    return text_add(t, "unset multiplot\n");
+}
+
+/* ---- which figures ---------------------------------------------------------------------------------------------- */
+
+static int draw_metric(const figure_input *in, figure_list *list, const result *series, const char *name,
+                       size_t metric) {
+    const results *r = in->results;
+    lag_plot p = {.in = in, .series = series, .name = name, .metric = metric};
+    for (size_t i = 0; i < r->n_configs; i++)
+        if (result_same_series(&r->configs[i], series) && !isnan(r->configs[i].metric[metric]))
+            p.panel[result_is_free(&r->configs[i])] = true;
+    if (!p.panel[0] && !p.panel[1]) {
+        say("lag: %s has no %s, figure skipped", name, results_metrics[metric].column);
+        return 0;
+    }
+    int code = canvas_new(list, (const char *[]){"lag", name, results_metrics[metric].column}, 3, HEIGHT, &p.figure);
+    if (!code) code = collect(&p);
+    if (!code) code = write_script(&p);
+    mem_free(p.lines);
+    mem_free(p.values);
+    return code;
+}
+
+static int draw_series(const figure_input *in, figure_list *list, const result *series) {
+    const results *r = in->results;
+    bool several = false;
+    for (size_t i = 0; i < r->n_configs; i++)
+        several |= result_same_series(&r->configs[i], series) && r->configs[i].lag != series->lag;
+    char *name = result_series_name(r, series);
+    if (!name) return ERR_DATA;
+    int code = 0;
+    if (!several) say("lag: %s has one lag only, figure skipped", name);
+    for (size_t m = 0; several && m < in->n_metrics && !code; m++)
+        code = draw_metric(in, list, series, name, in->metrics[m]);
+    mem_free(name);
+    return code;
+}
+
+int figure_lag(const figure_input *in, figure_list *list) {
+    const results *r = in->results;
+    bool any = false;
+    for (size_t i = 0; i < r->n_configs; i++) {
+        const result *c = &r->configs[i];
+        bool first = c->lag >= 0 && !result_is_oracle(c);
+        for (size_t k = 0; k < i && first; k++) first = !result_same_series(c, &r->configs[k]);
+        if (!first) continue;
+        any = true;
+        TRY(draw_series(in, list, c));
+    }
+    if (!any) say("lag: no policy with a lag, figure skipped");
+    return 0;
+}

@@ -1,0 +1,19 @@
+#include "analyze/figures.h"
+#include "base/mem.h"
+
+const figure_kind figure_kinds[] = {
+    {"lag", "loss against the lag, for each policy that has one", figure_lag},
+    {"budget", "loss against the budget, one curve a policy", figure_budget},
+    {"retention", "which entries stay visible (needs --lifetimes)", figure_retention},
+    {NULL, NULL, NULL},
+};
+
+void figure_list_free(figure_list *list) {
+    for (size_t i = 0; i < list->n; i++) {
+        mem_free(list->item[i].name);
+        text_free(&list->item[i].data);
+        text_free(&list->item[i].script);
+    }
+    mem_free(list->item);
+    *list = (figure_list){0};
+}

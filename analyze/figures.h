@@ -1,0 +1,47 @@
+/* The figures: each turns results (or lifetimes) into a data file and a gnuplot script that draws it. Nothing here
+ * touches the disk or runs gnuplot, so all names are known before the first byte is written. */
+#pragma once
+
+#include "analyze/results.h"
+#include "base/text.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct figure {
+    char *name;  /* of its files, without folder and ending: letters, digits and '_' */
+    text data;   /* NAME.dat: blocks with a comment and a line of column names each, two empty lines between */
+    text script; /* NAME.gp, begun with gnuplot_header */
+    size_t n_blocks;
+    bool paper_only; /* means nothing in letters: not drawn on a text terminal */
+} figure;
+
+typedef struct figure_list {
+    figure *item;
+    size_t n, capacity;
+} figure_list;
+void figure_list_free(figure_list *list);
+
+typedef struct figure_input {
+    const results *results;
+    const size_t *metrics; /* n_metrics indices into results_metrics, the most telling first */
+    size_t n_metrics;
+    const char *lifetimes; /* path, or NULL */
+    const char *trace;     /* path, or NULL */
+} figure_input;
+
+/* A kind of figure. collect appends any number of figures; what it must leave out it names on stderr. 0 or a code. */
+typedef struct figure_kind {
+    const char *name, *help;
+    int (*collect)(const figure_input *in, figure_list *list);
+} figure_kind;
+extern const figure_kind figure_kinds[]; /* ends with a NULL name */
+
+/* Loss against lag, one figure for each policy that has at least two lags; pending charged and free side by side. */
+int figure_lag(const figure_input *in, figure_list *list);
+
+/* Loss against budget, one curve a policy, those with a lag at their best one. */
+int figure_budget(const figure_input *in, figure_list *list);
+
+/* Which entries stay visible, for up to four configurations of a lifetimes file. */
+int figure_retention(const figure_input *in, figure_list *list);

@@ -1,0 +1,186 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "analyze/results.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define HEADER "trace,seq,policy,spec,budget_asked,budget,lag,unit,schedule,pending,out_err,lost_mass\n"
+#define ROW(seq, spec, budget, lag, pending, err) \
+    "t," seq "," spec "," spec ",10%," budget "," lag ",head,step," pending "," err ",\n"
+
+static char paths[2][64];
+
+static int setup(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) snprintf(paths[i], sizeof paths[i], "/tmp/kvlag_results_%ld_%d.csv", (long)getpid(), i);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) unlink(paths[i]);
+    return 0;
+}
+
+static int read_texts(const char *first, const char *second, results **out) {
+    const char *texts[] = {first, second}, *names[] = {paths[0], paths[1]};
+    for (int i = 0; i < 2; i++) {
+        FILE *f = fopen(paths[i], "wb");
+        assert_non_null(f);
+        if (texts[i]) fputs(texts[i], f);
+        fclose(f);
+    }
+    return results_read(names, second ? 2 : 1, out);
+}
+
+static results *read_good(const char *text) {
+    results *r = NULL;
+    if (read_texts(text, NULL, &r) != 0) fail_msg("%s", err_message());
+    return r;
+}
+
+/* The file is refused; the message is PATH followed by `message`. */
+static void refuse(const char *text, const char *message) {
+    results *r = NULL;
+    assert_int_equal(read_texts(text, NULL, &r), ERR_DATA);
+    assert_null(r);
+    assert_memory_equal(err_message(), paths[0], strlen(paths[0]));
+    assert_string_equal(err_message() + strlen(paths[0]), message);
+}
+
+static void test_columns_by_name(void **state) {
+    (void)state;
+    results *r = read_good("\xef\xbb\xbf# kvlag results v1\r\n# skipped: \"a,b\r\n"
+                           "lost_mass,extra,spec,policy,seq,trace,pending,schedule,unit,lag,budget,budget_asked\r\n"
+                           ".25,\"two\nlines\",\"mix(\"\"a\"\",b)\",mix,3,\"x, y\",charged,step,head,8,64,64\r\n"
+                           ",,h2o,h2o,3,\"x, y\",,step,head,,64,64");
+    assert_int_equal(r->n_rows, 2);
+    assert_string_equal(r->rows[0].trace, "x, y");
+    assert_string_equal(r->rows[0].spec, "mix(\"a\",b)");
+    assert_string_equal(r->rows[0].seed, "");
+    assert_true(r->rows[0].lag == 8 && r->rows[0].budget == 64);
+    assert_int_equal(r->rows[0].line, 4);
+    assert_int_equal(r->rows[1].line, 6); /* the quoted field holds a line break */
+    assert_true(r->rows[1].lag == -1);
+    assert_string_equal(results_metrics[3].column, "lost_mass");
+    assert_true(r->rows[0].metric[3] == 0.25 && isnan(r->rows[1].metric[3]) && isnan(r->rows[0].metric[2]));
+    results_free(r);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    refuse("", ": no header line");
+    refuse("# kvlag results v1\n", ": no header line");
+    refuse("# kvlag results v2\n" HEADER, ":1: '# kvlag results v2' is not supported (want v1)");
+    refuse("# kvlag results v10\n" HEADER, ":1: '# kvlag results v10' is not supported (want v1)");
+    refuse(HEADER, ": no data rows");
+    refuse("trace,seq,policy\n", ":1: no column 'spec'");
+    refuse("#\ntrace,seq,policy,spec,budget_asked,budget,unit,schedule,pending\n", ":2: no column 'lag'");
+    refuse("trace,seq,trace\n", ":1: two columns 'trace'");
+    refuse(HEADER "t,0,h2o\n", ":2: 3 fields, the header has 12");
+    refuse(HEADER ROW("0", "h2o", "64", "", "", "1") "\n", ":3: 1 fields, the header has 12");
+    refuse(HEADER "\"t,0\n", ":2: a quoted field is not closed");
+    refuse(HEADER "\"t\"x,0\n", ":2: text after a closing quote");
+    refuse(HEADER "t\"x\",0\n", ":2: a quote inside a field that is not quoted");
+    refuse(HEADER ROW("0", "h2o", "many", "", "", "1"), ":2: budget 'many' is not a number");
+    refuse(HEADER ROW("0", "h2o", "0", "", "", "1"), ":2: budget 0 is below 1");
+    refuse(HEADER ROW("0", "rmm", "64", "-1", "", "1"), ":2: lag -1 is below 0");
+    refuse(HEADER ROW("0", "h2o", "64", "", "", "0,5"), ":2: 13 fields, the header has 12");
+    refuse(HEADER ROW("0", "h2o", "64", "", "", "1x"), ":2: out_err '1x' is not a number");
+}
+
+static void test_duplicates(void **state) {
+    (void)state;
+    results *r = NULL;
+    const char *a = HEADER ROW("0", "full", "640", "", "", "0") ROW("0", "rmm", "64", "8", "charged", "1");
+    const char *b = HEADER ROW("0", "full", "640", "", "", "0") ROW("0", "rmm", "64", "8", "free", "1")
+        ROW("0", "rmm", "64", "8.0", "charged", "2");
+    assert_int_equal(read_texts(a, b, &r), ERR_DATA);
+    char want[256];
+    snprintf(want, sizeof want, "%s:4: the same configuration as %s:3 (rmm, budget 10%%, trace t, seq 0)", paths[1],
+             paths[0]);
+    assert_string_equal(err_message(), want);
+}
+
+static void test_mean_over_sequences(void **state) {
+    (void)state;
+    results *r = read_good(HEADER ROW("0", "full", "640", "", "", "0") ROW("0", "h2o", "64", "", "", "1") ROW(
+        "0", "rmm", "64", "8", "charged", "4") ROW("1", "h2o", "96", "", "", "3") ROW("1", "full", "960", "", "", "0"));
+    assert_int_equal(r->n_sequences, 2);
+    assert_int_equal(r->n_configs, 1); /* full is no choice; rmm lacks sequence 1 */
+    assert_int_equal(r->n_incomplete, 1);
+    assert_true(r->configs[0].metric[2] == 2 && r->configs[0].budget == 80);
+    assert_int_equal(r->n_budgets, 1);
+    results_free(r);
+}
+
+static void test_budgets_ascend(void **state) {
+    (void)state;
+    results *r = read_good(HEADER "t,0,h2o,h2o,50%,500,,head,step,,1,\nt,0,h2o,h2o,64,64,,head,step,,1,\n"
+                                  "t,0,lru,lru,64,64,,head,step,,1,\n");
+    assert_int_equal(r->n_budgets, 2);
+    assert_string_equal(r->budgets[0].asked, "64");
+    assert_string_equal(r->budgets[1].asked, "50%");
+    assert_string_equal(r->configs[2].spec, "lru"); /* the file's order */
+    bool share;
+    assert_true(result_budget_asked(&r->configs[0], &share) == 50 && share);
+    assert_true(result_budget_asked(&r->configs[1], &share) == 64 && !share);
+    results_free(r);
+}
+
+static void test_metrics(void **state) {
+    (void)state;
+    size_t m[RESULTS_METRICS];
+    results *r = read_good(HEADER ROW("0", "h2o", "64", "", "", "1"));
+    assert_int_equal(results_pick_metrics(r, m), 1); /* lost_mass is there, but empty */
+    assert_string_equal(results_metrics[m[0]].column, "out_err");
+    results_free(r);
+    r = read_good("kl_est,dloss_est," HEADER ",," ROW("0", "h2o", "64", "", "", "1"));
+    assert_int_equal(results_pick_metrics(r, m), 1);
+    results_free(r);
+    r = read_good("kl_est,dloss_est," HEADER "1,2," ROW("0", "h2o", "64", "", "", "1"));
+    assert_int_equal(results_pick_metrics(r, m), 2);
+    assert_string_equal(results_metrics[m[0]].column, "dloss_est");
+    assert_string_equal(results_metrics[m[1]].column, "kl_est");
+    results_free(r);
+    r = read_good(HEADER ROW("0", "h2o", "64", "", "", ""));
+    assert_int_equal(results_pick_metrics(r, m), 0);
+    results_free(r);
+}
+
+static void test_series(void **state) {
+    (void)state;
+    results *r = read_good(HEADER "t,0,tova,tova,64,64,,head,step,,1,\nt,0,tova,tova,64,64,,layer,step,,1,\n"
+                                  "t,0,rmm,rmm,64,64,1,head,step,free,1,\nt,0,rmm,rmm,32,32,2,head,step,charged,1,\n");
+    const char *want[] = {"tova, unit head", "tova, unit layer", "rmm", "rmm"};
+    for (size_t i = 0; i < 4; i++) {
+        char *name = result_series_name(r, &r->configs[i]);
+        assert_string_equal(name, want[i]);
+        mem_free(name);
+    }
+    assert_false(result_same_series(&r->configs[0], &r->configs[1]));
+    assert_true(result_same_series(&r->configs[2], &r->configs[3]));
+    assert_true(result_is_free(&r->configs[2]) && !result_is_free(&r->configs[3]));
+    results_free(r);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_columns_by_name), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_duplicates),      cmocka_unit_test(test_mean_over_sequences),
+        cmocka_unit_test(test_budgets_ascend),  cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_series),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
