@@ -261,7 +261,8 @@ static int begin_sequence(trace_writer *w, const trace_sequence *s, const trace_
     char name[24];
     snprintf(name, sizeof name, "%04zu", w->n_written++);
     trace_sequence facts = *s;
-    if (!facts.source) facts.source = (char[]){""};
+    char none[1] = "";
+    if (!facts.source) facts.source = none;
     TRY(content_hash_sequence(w->hash, w->n_written - 1, &facts));
     TRY(hdf_new_group(w->seq_group, name, &w->seq));
     TRY(hdf_put_int(w->seq, "n_tokens", s->n_tokens));
