@@ -215,8 +215,7 @@ static int add_legend(lag_plot *p, double left, double right) {
         double x = k % 2 ? (left + right) / 2 : left, y = k / 2 ? 0.865 : 0.91;
         TRY(text_add(t,
                      "if (paper) set arrow from screen %.4f, screen %.4f to screen %.4f+0.07, screen %.4f nohead "
-                     "%s linecolor "
-                     "'#404040'\n",
+                     "%s linecolor '#404040'\n",
                      x, y, x, y, line_look[order[k]]));
         if (order[k] == POLICY)
             TRY(text_add(t,

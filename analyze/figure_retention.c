@@ -57,8 +57,9 @@ static const char *pick_budget(const retention_plot *p) {
     size_t most = 0, n = lifetimes_n_configs(p->file);
     for (size_t i = 0; i < n; i++) {
         const char *budget = config_of(p, i)->budget_asked;
-        size_t specs = 0;
-        for (size_t k = 0; k < n; k++) {
+        size_t specs = 0, earlier = 0;
+        while (earlier < i && strcmp(config_of(p, earlier)->budget_asked, budget) != 0) earlier++;
+        for (size_t k = 0; earlier == i && k < n; k++) {
             bool fresh = usable(p, k, budget);
             for (size_t j = 0; j < k && fresh; j++)
                 fresh = !usable(p, j, budget) || strcmp(config_of(p, j)->spec, config_of(p, k)->spec) != 0;
