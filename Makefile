@@ -24,6 +24,8 @@ OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
 KERNELS = $(BUILD)/traces/kernels_portable.o $(BUILD)/traces/kernels_avx2.o $(BUILD)/traces/kernels_avx512.o
 UNIT    = $(patsubst tests/unit/%.c,$(BUILD)/tests/unit/%,$(wildcard tests/unit/test_*.c))
 
+MAKEFLAGS += --no-builtin-rules
+
 all: $(BUILD)/kvlag
 	@cmp -s $(BUILD)/kvlag kvlag || cp $(BUILD)/kvlag kvlag
 

@@ -81,8 +81,6 @@ static int run(int argc, char **argv) {
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) return cmd_help(0, NULL);
     const command *c = find(argv[1]);
     if (!c) return ERR_USAGE;
-    for (int i = 2; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0) return cmd_help(1, (char *[]){argv[1]});
     return c->run(argc - 2, argv + 2);
 }
 

@@ -163,7 +163,7 @@ int opt_parse(const opt *table, int argc, char **argv, opt_list *positional) {
     bool options = true;
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
-        if (options && strcmp(a, "--help") == 0) {
+        if (options && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {
             print_help(table);
             return OPT_HELPED;
         }

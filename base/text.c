@@ -65,6 +65,10 @@ const char *text_base_name(const char *path) {
 char *text_number(char out[32], double value) {
     if (isnan(value)) return strcpy(out, "nan");
     if (isinf(value)) return strcpy(out, value > 0 ? "inf" : "-inf");
+    if (fabs(value) < 1e15 && value == floor(value)) {
+        snprintf(out, 32, "%.0f", value == 0 ? 0.0 : value);
+        return out;
+    }
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(out, 32, "%.*g", digits, value);
         if (strtod(out, NULL) == value) break;

@@ -42,7 +42,6 @@ typedef struct job {
     sweep_result *results;
     size_t n_results, result_capacity;
     text skipped; /* "# skipped: ..." lines */
-    int64_t floored;
     sweep_cost cost;
 
     /* the sequence being swept, for the lifetimes hand-over */
@@ -235,7 +234,6 @@ static int sweep(job *j, size_t trace_index, size_t seq, const sim_config *confi
     j->n_results = j->first_result + n;
     TRY(sweep_sequence(j->trace[trace_index], seq, configs, n, given, &j->options, j->pool,
                        j->results + j->first_result, &cost));
-    for (size_t i = 0; i < n; i++) j->floored += j->results[j->first_result + i].floored;
     if (cost.planned > j->cost.planned) j->cost = cost;
     return 0;
 }
@@ -329,8 +327,10 @@ static int compose(const job *j, text *csv) {
             TRY(text_add(csv, "# trace: %s %s attention=%s\n", trace_label(j->trace[i]), trace_hash(j->trace[i]),
                          form_read(j, i)));
     TRY(text_add(csv, "# calibration: none\n# positions: original positions, open loop\n"));
-    if (j->floored)
-        TRY(text_add(csv, "# floored: %lld rows kept less than 1e-6 of their mass\n", (long long)j->floored));
+    int64_t floored = 0;
+    for (size_t i = 0; i < j->n_rows; i++) floored += j->results[j->rows[i].result].floored;
+    if (floored)
+        TRY(text_add(csv, "# floored: %lld times a head kept less than 1e-6 of its mass\n", (long long)floored));
     TRY(text_add_bytes(csv, j->skipped.data, j->skipped.n));
     TRY(results_add_header(csv));
     for (size_t i = 0; i < j->n_rows; i++) {

@@ -16,33 +16,41 @@ void estimate_streams_free(estimate_streams *e) {
     *e = (estimate_streams){0};
 }
 
-/* x[p][c] = sum over j of Wo[h*head_dim + c][j] r_p[j]. */
-static void probe_vectors(const trace_model *m, int layer, int head, const float *wo, float *x) {
-    size_t dim = (size_t)m->head_dim, width = (size_t)m->n_embd;
+/* The fixed probes of a layer, r[p][j]. */
+static void draw_probes(int layer, size_t width, double *r) {
     for (uint32_t p = 0; p < ESTIMATE_PROBES; p++)
-        for (size_t c = 0; c < dim; c++) {
-            const float *row = wo + ((size_t)head * dim + c) * width;
-            double sum = 0;
-            for (size_t j = 0; j < width; j++)
-                sum += (double)row[j] * rng_normal(rng_philox(ESTIMATE_PROBE_SEED, (uint32_t)j, p, (uint32_t)layer, 0));
-            x[p * dim + c] = (float)sum;
-        }
+        for (size_t j = 0; j < width; j++)
+            r[p * width + j] = rng_normal(rng_philox(ESTIMATE_PROBE_SEED, (uint32_t)j, p, (uint32_t)layer, 0));
+}
+
+/* x[p][c] = sum over j of Wo[h*head_dim + c][j] r[p][j]. */
+static void probe_vectors(const trace_model *m, int head, const float *wo, const double *r, float *x) {
+    size_t dim = (size_t)m->head_dim, width = (size_t)m->n_embd;
+    for (size_t c = 0; c < dim; c++) {
+        const float *row = wo + ((size_t)head * dim + c) * width;
+        double sum[ESTIMATE_PROBES] = {0};
+        for (size_t j = 0; j < width; j++)
+            for (size_t p = 0; p < ESTIMATE_PROBES; p++) sum[p] += (double)row[j] * r[p * width + j];
+        for (size_t p = 0; p < ESTIMATE_PROBES; p++) x[p * dim + c] = (float)sum[p];
+    }
 }
 
 int estimate_probe_streams(const trace_model *m, int layer, const trace_layer *l, int32_t n_tokens, const float *wo,
                            estimate_streams *out) {
     TRY(new_streams(m, n_tokens, ESTIMATE_PROBES, out));
-    size_t dim = (size_t)m->head_dim;
+    size_t dim = (size_t)m->head_dim, width = (size_t)m->n_embd;
+    double *r = mem_new(ESTIMATE_PROBES * width, sizeof *r, "probes");
     float *x = mem_new(ESTIMATE_PROBES * dim, sizeof *x, "probes");
     float *packed = mem_new(out->stride * dim, sizeof *packed, "values");
-    if (x && packed)
-        for (int h = 0; h < m->n_head; h++) {
-            kernels()->pack_keys(trace_layer_v(l, h / (m->n_head / m->n_kv_head)), (size_t)n_tokens, dim, packed);
-            probe_vectors(m, layer, h, wo, x);
-            kernels()->scores(x, ESTIMATE_PROBES, packed, (size_t)n_tokens, dim, 1.0f,
-                              out->s + (size_t)h * ESTIMATE_PROBES * out->stride, out->stride);
-        }
-    int code = x && packed ? 0 : ERR_DATA;
+    int code = r && x && packed ? 0 : ERR_DATA;
+    if (!code) draw_probes(layer, width, r);
+    for (int h = 0; h < m->n_head && !code; h++) {
+        kernels()->pack_keys(trace_layer_v(l, h / (m->n_head / m->n_kv_head)), (size_t)n_tokens, dim, packed);
+        probe_vectors(m, h, wo, r, x);
+        kernels()->scores(x, ESTIMATE_PROBES, packed, (size_t)n_tokens, dim, 1.0f,
+                          out->s + (size_t)h * ESTIMATE_PROBES * out->stride, out->stride);
+    }
+    mem_free(r);
     mem_free(x);
     mem_free(packed);
     return code;

@@ -188,17 +188,10 @@ static void sift(int32_t *heap, int32_t k, int32_t at, const double *score) {
     }
 }
 
-static int32_t lowest(const double *score, int32_t from, int32_t to) {
-    int32_t best = from;
-    for (int32_t j = from + 1; j < to; j++)
-        if (score[j] < score[best]) best = j;
-    return best;
-}
-
 /* The k first to leave among from .. to-1, as ascending indices in `victim`. */
 static void choose(int32_t *victim, int32_t k, const double *score, int32_t from, int32_t to) {
     if (k == 1) {
-        victim[0] = lowest(score, from, to);
+        victim[0] = from + (int32_t)kernels()->lowest(score + from, (size_t)(to - from));
         return;
     }
     for (int32_t m = 0; m < k; m++) victim[m] = from + m;

@@ -144,11 +144,6 @@ static size_t carve_pass(pass *w, void *block) {
     return m.used;
 }
 
-static size_t fixed_bytes(pass *w) {
-    size_t streams = (size_t)w->m->n_head * (size_t)w->n_streams * w->stride * sizeof(float);
-    return carve_pass(w, NULL) + streams + trace_layer_bytes(w->t, w->seq, w->o->form);
-}
-
 /* ---- setting up ---------------------------------------------------------------------------------------------------
  */
 
@@ -510,7 +505,6 @@ static size_t fit(const pass *w, const sim_config *configs, size_t n, size_t fro
 
 static int plan_and_run(pass *w, const sim_config *configs, size_t n, const sweep_given *given, sweep_result *results,
                         sweep_cost *cost) {
-    cost->fixed = fixed_bytes(w);
     double rows = (double)w->m->n_layer * w->n_tokens, done = 0;
     for (size_t from = 0; from < n; cost->passes++) {
         size_t k = fit(w, configs, n, from, given != NULL, cost->fixed, cost);
@@ -538,7 +532,9 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     w.n_streams = !options->out_err ? 0 : options->out_err_exact ? m->head_dim : ESTIMATE_PROBES;
     for (size_t i = 0; i < n; i++) w.future |= (configs[i].setup.needs & NEEDS_FUTURE) != 0;
     choose_tile(&w);
-    void *block = mem_new(carve_pass(&w, NULL), 1, "sweep");
+    size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_streams * w.stride * sizeof(float);
+    cost->fixed = bytes + streams + trace_layer_bytes(t, seq, options->form);
+    void *block = mem_new(bytes, 1, "sweep");
     if (!block) return ERR_DATA;
     carve_pass(&w, block);
     fill_facts(&w);

@@ -328,6 +328,30 @@ static void masked_sums(const float *const *x, int n_x, const int32_t *evict_at,
     }
 }
 
+typedef double v8d __attribute__((vector_size(64)));
+typedef double v8d_anywhere __attribute__((vector_size(64), aligned(8)));
+typedef int64_t v8l __attribute__((vector_size(64)));
+
+static size_t lowest(const double *x, size_t n) {
+    double least = x[0];
+    size_t i = 0;
+    if (n >= 8) {
+        v8d low = *(const v8d_anywhere *)x;
+        for (i = 8; i + 8 <= n; i += 8) {
+            v8d v = *(const v8d_anywhere *)(x + i);
+            v8l lower = v < low;
+            low = (v8d)(((v8l)v & lower) | ((v8l)low & ~lower));
+        }
+        for (int l = 0; l < 8; l++)
+            if (low[l] < least) least = low[l];
+    }
+    for (; i < n; i++)
+        if (x[i] < least) least = x[i];
+    for (i = 0; x[i] != least; i++) {
+    }
+    return i;
+}
+
 /* ---- the row over the residents -----------------------------------------------------------------------------------
  */
 
@@ -383,5 +407,6 @@ const kernel_table KERNELS = {
     .dot = dot,
     .deviation = deviation,
     .masked_sums = masked_sums,
+    .lowest = lowest,
     .resident_row = resident_row,
 };

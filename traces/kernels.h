@@ -55,6 +55,9 @@ typedef struct kernel_table {
     void (*masked_sums)(const float *const *x, int n_x, const int32_t *evict_at, int32_t t, int evicted, size_t n,
                         double *out);
 
+    /* Index of the lowest of n >= 1 values, the first of equal ones. No NaN. Any alignment. */
+    size_t (*lowest)(const double *x, size_t n);
+
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
      * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
      * resident mass is 0 contributes 0. row has room for pad(n), scratch too. */

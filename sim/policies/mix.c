@@ -234,7 +234,7 @@ void mix_score(const policy_setup *s, const policy_view *v, double *score) {
         break;
     case MEMORY_FIRST:
         for (int32_t j = 0; j < v->n; j++) {
-            double rows = fmin(v->t - v->entry[j], plan->argument);
+            double age = v->t - v->entry[j], rows = age < plan->argument ? age : plan->argument;
             score[j] = rows > 0 ? f[j] / rows : v->field[1][j];
         }
         break;

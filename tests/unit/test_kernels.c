@@ -193,6 +193,19 @@ static void sums_match_plain(void **state) {
     mem_free(evict_at);
 }
 
+static void lowest_is_the_first_of_equals(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    double x[41];
+    for (int table = 0; table < n_tables; table++)
+        for (size_t n = 1; n <= 40; n++)
+            for (size_t at = 0; at < n; at++) {
+                for (size_t i = 0; i < n; i++) x[1 + i] = i == at || i == at + 3 ? -7.5 : (double)i;
+                assert_int_equal(list[table]->lowest(x + 1, n), at);
+            }
+}
+
 static void resident_row_by_hand(void **state) {
     (void)state;
     const kernel_table *list[3];
@@ -259,6 +272,7 @@ int main(void) {
         cmocka_unit_test(scores_are_dot_products),
         cmocka_unit_test(softmax_matches_plain),
         cmocka_unit_test(sums_match_plain),
+        cmocka_unit_test(lowest_is_the_first_of_equals),
         cmocka_unit_test(resident_row_by_hand),
         cmocka_unit_test(philox_known_answers),
     };
