@@ -78,8 +78,8 @@ static int run(const model *m, int threads, const int32_t *tokens, size_t T, boo
     k->rows = mem_new(count_rows(m, T), sizeof(float), "rows");
     k->lse = mem_new((size_t)(m->n_layer * m->n_head) * T, sizeof(float), "lse");
     k->qkv = mem_new((size_t)m->n_layer * T * row, sizeof(float), "qkv");
-    pool *p;
-    backend_state *s;
+    pool *p = NULL;
+    backend_state *s = NULL;
     if (pool_new(threads, &p) || cpu_backend.load(m, p, &s)) fail_msg("%s", err_message());
     forward_sink sink = {k, rows ? keep_rows : NULL, NULL, keep_layer, keep_logits};
     int code = cpu_backend.forward(s, tokens, (int32_t)T, &sink);
@@ -213,6 +213,36 @@ static void biases_and_positions_by_hand(void **state) {
                                    1e-6f);
         }
         for (int j = 0; j < 3; j++) assert_float_equal(k.logits[t * 3 + j], 4.0f * (float)(j + 1), 1e-5f);
+    }
+    drop(&k);
+    model_close(m);
+}
+
+/* 300 query heads of two dimensions: q, k and v together are 604 columns, more than one tile. */
+static float numbered_value(const char *name, size_t i) {
+    if (strstr(name, "attn_q.bias")) return (float)i;
+    if (strstr(name, "attn_k.bias")) return (float)i + 1000;
+    return strstr(name, "attn_v.bias") ? (float)i + 2000 : known_value(name, i);
+}
+
+static void every_column_has_its_own_bias(void **state) {
+    (void)state;
+    mini wide = known;
+    wide.n_head = 300;
+    wide.key_length = 2;
+    wide.value = numbered_value;
+    model *m = open_mini(wide);
+    tile_grid g = tile_grid_new(2, 604, 2);
+    assert_true(g.across > 1);
+    kept k;
+    run_well(m, 1, (const int32_t[]){0, 1}, 2, false, &k);
+    for (int i = 0; i < 604; i++) {
+        float bias = i < 600 ? (float)i : i < 602 ? (float)(i - 600 + 1000) : (float)(i - 602 + 2000);
+        assert_float_equal(k.qkv[i], bias, 0); /* position 0 turns nothing */
+        /* Position 1 turns q and k by one radian, and never v. */
+        float mate = i % 2 ? bias - 1 : bias + 1, sine = i % 2 ? sinf(1) : -sinf(1);
+        float want = i < 602 ? bias * cosf(1) + mate * sine : bias;
+        assert_float_equal(k.qkv[604 + i], want, 1e-3f);
     }
     drop(&k);
     model_close(m);
@@ -392,6 +422,7 @@ int main(void) {
         cmocka_unit_test(silu_by_hand),
         cmocka_unit_test(rope_by_hand),
         cmocka_unit_test(biases_and_positions_by_hand),
+        cmocka_unit_test(every_column_has_its_own_bias),
         cmocka_unit_test(non_finite_values_are_named),
         cmocka_unit_test(tiny_equals_transformers),
         cmocka_unit_test(rows_are_probabilities),

@@ -1,0 +1,196 @@
+"""kvlag trace: the file it writes, what it says, and that nothing is left behind when it cannot work."""
+
+import json
+import os
+import subprocess
+import sys
+
+import h5py
+import hdf5plugin  # noqa: F401  (registers the zstd filter)
+import numpy as np
+import pytest
+
+KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
+MAKE_GGUF = os.path.abspath("tests/tiny/make_gguf.py")
+TEXT = ("And God saw the light, that it was good: and God divided the light from the darkness. Tirzah gold. Seth honey. "
+        "Tirzah gold.\n" * 8)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    subprocess.run([sys.executable, MAKE_GGUF, path], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def run(*args, **more):
+    return subprocess.run([KVLAG, "trace", *map(str, args)], capture_output=True, **more)
+
+
+def traced(*args, **more):
+    done = run(*args, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.decode()
+
+
+def refused(code, message, folder, *args, **more):
+    """One line that says `message`, the exit code, and the folder as it was."""
+    before = sorted(os.listdir(folder))
+    done = run(*args, **more)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_same_bytes_for_any_threads_and_place(tiny, text, tmp_path):
+    a, b, c = (tmp_path / name for name in ("a.h5", "b.h5", "c.h5"))
+    traced(tiny, text, "-o", a, "--threads", 1)
+    traced(tiny, text, "-o", b, "--threads", 3, "-q")
+    traced(tiny.name, text, "-o", c, cwd=tiny.parent)
+    assert a.read_bytes() == b.read_bytes() == c.read_bytes()
+    with h5py.File(a) as f:
+        assert f.attrs["command"] == "kvlag trace tiny.gguf text.txt"
+
+
+def test_text_comes_back_byte_exact(tiny, tmp_path):
+    raw = b"Tirzah\0gold. \xff\xfe caf\xc3\xa9\r\n  two  spaces \xe3\x80\x80\n\n" * 3
+    (tmp_path / "t").write_bytes(raw)
+    traced(tiny, tmp_path / "t", "-", "-o", tmp_path / "a.h5", input=raw)
+    with h5py.File(tmp_path / "a.h5") as f:
+        for seq, source in ("0000", "t"), ("0001", ""):
+            s = f["seq"][seq]
+            assert s["pieces"][:].tobytes() == raw
+            assert s["piece_offset"][0] == 0 and s["piece_offset"][-1] == len(raw)
+            assert len(s["piece_offset"]) == s.attrs["n_tokens"] + 1 == len(s["tokens"]) + 1
+            assert s.attrs["source"] == source
+        assert np.array_equal(f["seq/0000/tokens"], f["seq/0001/tokens"])
+        assert np.array_equal(f["seq/0000/attn/q"], f["seq/0001/attn/q"])
+
+
+def test_tokens_takes_the_first_ones(tiny, text, tmp_path):
+    traced(tiny, text, "-o", tmp_path / "all.h5")
+    traced(tiny, text, "-o", tmp_path / "cut.h5", "--tokens", 40, "--prompt", 7)
+    with h5py.File(tmp_path / "all.h5") as a, h5py.File(tmp_path / "cut.h5") as b:
+        full, cut = a["seq/0000"], b["seq/0000"]
+        assert cut.attrs["n_tokens"] == 40 and cut.attrs["n_prompt"] == 7
+        assert np.array_equal(cut["tokens"], full["tokens"][:40])
+        end = full["piece_offset"][40]
+        assert cut["pieces"][:].tobytes() == TEXT.encode()[:end]
+        # Products of another shape may round differently in the last bit.
+        assert np.allclose(cut["logits/target_logprob"], full["logits/target_logprob"][:39], atol=1e-4)
+
+
+def test_forms(tiny, text, tmp_path):
+    want = {"dense": {"probs", "lse", "row_sum"}, "factored": {"q", "k", "v", "lse"}}
+    want["both"] = want["auto"] = want["dense"] | want["factored"]
+    for form, names in want.items():
+        said = traced(tiny, text, "-o", tmp_path / f"{form}.h5", "--attention", form)
+        with h5py.File(tmp_path / f"{form}.h5") as f:
+            assert set(f["seq/0000/attn"]) == names
+        assert f"attention {'dense and factored' if len(names) == 6 else form};" in said
+    with h5py.File(tmp_path / "both.h5") as f:
+        s, scale = f["seq/0000"], f.attrs["scale"]
+        q, k = (s["attn"][x][:].astype(np.float64) for x in "qk")
+        probs = s["attn/probs"][:].astype(np.float64)
+        k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+        mask = np.triu(np.ones(probs.shape[-2:], bool), 1)
+        p = np.exp(np.where(mask, -np.inf, np.einsum("lhtd,lhid->lhti", q, k) * scale))
+        assert np.abs(p / p.sum(-1, keepdims=True) - probs).max() < 5e-3
+        assert (probs[..., mask] == 0).all()
+        assert np.abs(s["attn/row_sum"] - probs.sum(-1)).max() < 1e-5
+
+
+def test_auto_drops_the_dense_form_when_it_grows(tiny, tmp_path):
+    # 18 heads of 4 texts of 2048 tokens: 18 * 4 * 2048 * 2049 / 2 * 2 bytes = 288 MiB; 8 texts are over 512 MiB.
+    (tmp_path / "long").write_text(TEXT * 20)
+    said = traced(tiny, *[tmp_path / "long"] * 8, "--tokens", 2048, "-o", tmp_path / "a.h5")
+    assert "attention factored;" in said
+
+
+def test_logits(tiny, text, tmp_path):
+    traced(tiny, text, "-o", tmp_path / "a.h5", "--logits", "full", "--tokens", 50)
+    traced(tiny, text, "-o", tmp_path / "b.h5", "--logits", "topk:5", "--tokens", 50)
+    traced(tiny, text, "-o", tmp_path / "c.h5", "--logits=topk:0", "--tokens", 50)
+    with h5py.File(tmp_path / "a.h5") as a, h5py.File(tmp_path / "b.h5") as b, h5py.File(tmp_path / "c.h5") as c:
+        full = a["seq/0000/logits/full"][:].astype(np.float64)
+        top = b["seq/0000/logits/topk_id"][:]
+        assert full.shape == (50, 1024) and top.shape == (50, 5)
+        logprob = full - np.log(np.exp(full).sum(1, keepdims=True))
+        tokens = a["seq/0000/tokens"][:]
+        got = a["seq/0000/logits/target_logprob"][:]
+        assert np.abs(got - logprob[np.arange(49), tokens[1:]]).max() < 0.02
+        kept = b["seq/0000/logits/topk_logprob"][:]
+        assert (np.diff(kept, axis=1) <= 0).all()
+        assert np.abs(kept - np.sort(logprob, 1)[:, :-6:-1]).max() < 0.02
+        assert np.array_equal(a["seq/0000/logits/correct"], top[:49, 0] == tokens[1:])
+        assert "topk_id" not in c["seq/0000/logits"]
+        assert np.array_equal(c["seq/0000/logits/correct"], b["seq/0000/logits/correct"])
+
+
+def test_special_tokens_only_on_request(tiny, tmp_path):
+    (tmp_path / "t").write_text("gold<|endoftext|>honey")
+    traced(tiny, tmp_path / "t", "-o", tmp_path / "plain.h5")
+    traced(tiny, tmp_path / "t", "-o", tmp_path / "special.h5", "--special")
+    with h5py.File(tmp_path / "plain.h5") as a, h5py.File(tmp_path / "special.h5") as b:
+        assert 0 not in a["seq/0000/tokens"][:] and 0 in b["seq/0000/tokens"][:]
+        assert a["seq/0000/pieces"][:].tobytes() == b["seq/0000/pieces"][:].tobytes()
+
+
+def test_output_weights_are_transposed(tiny, text, tmp_path):
+    traced(tiny, text, "-o", tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as f, open("tests/tiny/model.safetensors", "rb") as s:
+        header = json.loads(s.read(int.from_bytes(s.read(8), "little")))
+        start, stop = header["model.layers.1.self_attn.o_proj.weight"]["data_offsets"]
+        s.seek(start, os.SEEK_CUR)
+        w = np.frombuffer(s.read(stop - start), np.float16).reshape(192, 192)
+        assert np.array_equal(f["model/wo"][1], w.T)
+
+
+def test_it_says_what_it_does(tiny, text, tmp_path):
+    said = traced(tiny, text, "-o", tmp_path / "a.h5")
+    assert "the file will take about" in said and "tokens/s" in said and "logits XXH3" in said
+    assert traced(tiny, text, "-o", tmp_path / "b.h5", "-q") == ""
+    hashes = {traced(tiny, text, "-o", tmp_path / f"{n}.h5", "--threads", n).split()[-1] for n in (1, 2, 3)}
+    assert len(hashes) == 1
+
+
+def test_bad_input_is_one_line(tiny, text, tmp_path):
+    out = tmp_path / "o.h5"
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "one").write_text("a")
+    (tmp_path / "long").write_text(TEXT * 20)
+    refused(1, "empty: the text is empty", tmp_path, tiny, tmp_path / "empty", "-o", out)
+    refused(1, "one: 1 token; a trace needs at least 2", tmp_path, tiny, tmp_path / "one", "-o", out)
+    refused(1, "exceed this model's 2048 positions", tmp_path, tiny, tmp_path / "long", "-o", out)
+    refused(1, "No such file", tmp_path, tiny, tmp_path / "absent", "-o", out)
+    refused(1, "is a folder, not a text", tmp_path, tiny, tmp_path, "-o", out)
+    refused(1, "is a folder", tmp_path, tmp_path, text, "-o", out)
+    refused(1, "absent.gguf", tmp_path, tmp_path / "absent.gguf", text, "-o", out)
+    refused(1, "", tmp_path, text, text, "-o", out)
+    refused(1, "cannot be created", tmp_path, tiny, text, "-o", tmp_path / "no" / "o.h5")
+
+
+def test_bad_options_are_usage_errors(tiny, text, tmp_path):
+    out = tmp_path / "o.h5"
+    refused(2, "needs a model and at least one text", tmp_path, tiny, "-o", out)
+    refused(2, "needs -o", tmp_path, tiny, text)
+    refused(2, "--backend cuda", tmp_path, tiny, text, "-o", out, "--backend", "cuda")
+    for value in "topk", "topk:", "topk:-1", "topk:1x", "topk:1025", "all", "topk: 1", "topk:+1":
+        refused(2, "--logits", tmp_path, tiny, text, "-o", out, "--logits", value)
+    refused(2, "--attention", tmp_path, tiny, text, "-o", out, "--attention", "sparse")
+    refused(2, "leaves no step to count", tmp_path, tiny, text, "-o", out, "--tokens", 40, "--prompt", 39)
+    refused(2, "is an input", tmp_path, tiny, text, "-o", text, "--force")
+    refused(2, "only one of the texts", tmp_path, tiny, "-", "-", "-o", out, input=b"some text")
+    out.write_bytes(b"mine")
+    refused(2, "--force", tmp_path, tiny, text, "-o", out)
+    assert out.read_bytes() == b"mine"
+    traced(tiny, text, "-o", out, "--force")
+    assert out.read_bytes() != b"mine"
