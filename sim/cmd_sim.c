@@ -15,7 +15,7 @@
 
 /* One row to write: which computed result it takes. Rows that resolve to the same configuration share one. */
 typedef struct row {
-    size_t trace, config; /* trace in the call; ask (or configuration of the given lifetimes) */
+    size_t trace, config; /* trace in the call; number of the configuration in lifetimes files */
     size_t result;        /* in job.result */
     results_key key;
 } row;
@@ -32,6 +32,7 @@ typedef struct job {
     trace **trace;
     sim_flags flags;
     sim_asks asks;
+    size_t *number; /* [asks.n] each ask's number among those that run in any sequence */
     sweep_options options;
     pool *pool;
     lifetimes *given;
@@ -180,13 +181,37 @@ static int skip(job *j, const sim_ask *ask, const char *label, size_t seq, int c
     return code;
 }
 
+/* Can this ask run in this sequence? *c is to be freed either way. */
+static int resolve_ask(const job *j, const sim_ask *ask, const trace *t, size_t seq, sim_config *c) {
+    const trace_sequence *s = trace_get_sequence(t, seq);
+    TRY(sim_config_resolve(ask, &j->flags, s->n_tokens, s->n_prompt, c));
+    return ask->optional ? sweep_check(t, seq, c, &j->options) : 0;
+}
+
+/* Lifetimes files number their configurations without gaps, whatever is skipped. */
+static int number_asks(job *j) {
+    size_t next = 0;
+    j->number = mem_new(j->asks.n, sizeof *j->number, "configurations");
+    if (!j->number) return ERR_DATA;
+    for (size_t a = 0; a < j->asks.n; a++) {
+        bool runs = false;
+        for (size_t i = 0; i < j->traces.n; i++)
+            for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]) && !runs; seq++) {
+                sim_config c;
+                runs = resolve_ask(j, &j->asks.ask[a], j->trace[i], seq, &c) == 0;
+                sim_config_free(&c);
+            }
+        j->number[a] = next;
+        next += runs;
+    }
+    return 0;
+}
+
 static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
     trace *t = j->trace[trace_index];
-    const trace_sequence *s = trace_get_sequence(t, seq);
     const sim_ask *ask = &j->asks.ask[a];
     sim_config c;
-    int code = sim_config_resolve(ask, &j->flags, s->n_tokens, s->n_prompt, &c);
-    if (!code && ask->optional) code = sweep_check(t, seq, &c, &j->options);
+    int code = resolve_ask(j, ask, t, seq, &c);
     if (code) {
         sim_config_free(&c);
         return skip(j, ask, trace_label(t), seq, code);
@@ -194,7 +219,7 @@ static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
     size_t k = 0;
     while (k < p->n && !same_config(&p->config[k], &c)) k++;
     row *r;
-    code = add_row(j, trace_index, a, j->first_result + k, &r);
+    code = add_row(j, trace_index, j->number[a], j->first_result + k, &r);
     if (!code) code = results_key_of(trace_label(t), seq, &c, &r->key);
     if (!code && k == p->n) code = mem_grow((void **)&p->config, &p->capacity, p->n + 1, sizeof c, "configurations");
     if (code || k < p->n) sim_config_free(&c);
@@ -416,7 +441,7 @@ static int prepare(job *j) {
         .keep_lifetimes = j->lifetimes != NULL, .memory = (size_t)j->memory, .done = write_lifetimes, .context = j};
     if (j->attention) j->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
     TRY(choose_metrics(j));
-    return j->from_lifetimes ? open_given(j) : 0;
+    return j->from_lifetimes ? open_given(j) : number_asks(j);
 }
 
 static int work(job *j, outfile *csv) {
@@ -454,6 +479,7 @@ static void release(job *j) {
     sim_asks_free(&j->asks);
     pool_free(j->pool);
     text_free(&j->skipped);
+    mem_free(j->number);
     mem_free(j->rows);
     mem_free(j->results);
     mem_free(j->trace);

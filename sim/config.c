@@ -194,11 +194,14 @@ static int expand_budgets(grid *g, sim_ask *ask, bool lag_given) {
     return 0;
 }
 
-/* The command-line flag that stands between a spec and a policy's default, or NULL. */
-static const char *flag_for(const sim_flags *f, const char *param) {
+/* The command-line flag that stands between a spec and a policy's default, or NULL. Parameters declared before it are
+ * already in the ask. */
+static const char *flag_for(const sim_flags *f, const char *param, const sim_ask *ask) {
     if (strcmp(param, "schedule") == 0) return f->schedule;
     if (strcmp(param, "unit") == 0) return f->unit;
-    return strcmp(param, "seed") == 0 ? f->seed : NULL;
+    if (strcmp(param, "seed") != 0) return NULL;
+    const char *evidence = ask_text(ask, "evidence"); /* a mix draws numbers only for evidence=random */
+    return !*evidence || strcmp(evidence, "random") == 0 ? f->seed : NULL;
 }
 
 /* Lists in the spec: every combination, the first parameter outermost. */
@@ -208,7 +211,7 @@ static int expand_params(grid *g, const spec *s, int index, sim_ask *ask) {
         int lag = param_index(s->policy, "lag");
         return expand_budgets(g, ask, lag >= 0 && s->param[lag].n > 0);
     }
-    const char *flag = flag_for(g->flags, p->name);
+    const char *flag = flag_for(g->flags, p->name, ask);
     if (s->param[index].n == 0) {
         if (flag) TRY(spec_canonical(p, flag, ask->param[index]));
         else if (p->initial) snprintf(ask->param[index], POLICY_TEXT_MAX, "%s", p->initial);
@@ -283,7 +286,8 @@ int sim_ask_spec(const sim_ask *ask, text *out) {
     TRY(text_add(out, "%s", ask->policy->name));
     for (int i = 0; ask->policy->params[i].name; i++) {
         const policy_param *p = &ask->policy->params[i];
-        if (strcmp(p->name, "lag") == 0 || (p->initial && strcmp(p->initial, ask->param[i]) == 0)) continue;
+        bool own_column = strcmp(p->name, "lag") == 0 || strcmp(p->name, "schedule") == 0;
+        if (own_column || (p->initial && strcmp(p->initial, ask->param[i]) == 0)) continue;
         TRY(text_add(out, "%c", written++ ? ',' : '('));
         TRY(p->positional ? text_add(out, "%s", ask->param[i]) : text_add(out, "%s=%s", p->name, ask->param[i]));
     }
@@ -347,7 +351,7 @@ static int check_guards(const sim_config *c) {
     int64_t held = c->pending_free ? 0 : c->hold, needed = c->sinks + held;
     if (c->schedule == SCHEDULE_BLOCK) { /* blocks that touch a sink or a held entry stay whole */
         int64_t n = (int64_t)c->schedule_argument;
-        needed = (c->sinks + n - 1) / n * n + held + 2 * (n - 1);
+        needed = (c->sinks + n - 1) / n * n + held + n - 1;
     }
     if (c->target < 1)
         return err_set(ERR_USAGE, "schedule %s leaves %d entries of a budget of %d", c->schedule_text, c->target,
@@ -362,11 +366,9 @@ static int check_guards(const sim_config *c) {
 }
 
 static int resolve_guards(const sim_ask *ask, sim_config *c) {
-    const policy_value *memory = policy_get(&c->setup, "memory"), *hold = policy_get(&c->setup, "hold"),
-                       *schedule = policy_get(&c->setup, "schedule");
+    const policy_value *memory = policy_get(&c->setup, "memory"), *schedule = policy_get(&c->setup, "schedule");
     c->sinks = (int32_t)policy_get(&c->setup, "sinks")->number;
-    c->hold = (int32_t)hold->number;
-    c->has_pending = hold->tied_to_lag;
+    c->hold = (int32_t)policy_get(&c->setup, "hold")->number;
     c->pending_free = ask->pending_free;
     c->unit_layer = policy_get(&c->setup, "unit")->word == 1;
     c->take_max = policy_get(&c->setup, "row")->word == 1;
@@ -389,6 +391,7 @@ int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tok
     TRY(resolve_values(ask, out));
     TRY(ask->policy->init(&out->setup));
     if (is_policy_full) {
+        snprintf(out->schedule_text, sizeof out->schedule_text, "step"); /* any would do: nothing leaves */
         out->is_full = true;
         return 0;
     }

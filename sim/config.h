@@ -52,7 +52,6 @@ typedef struct sim_config {
     int32_t lag;    /* -1 = none */
     int32_t hold, sinks;
     int32_t n_prompt;
-    bool has_pending; /* hold is tied to a lag: the pending column is not empty */
     bool pending_free;
     bool unit_layer, take_max;
     schedule_kind schedule;
@@ -72,5 +71,6 @@ void sim_config_free(sim_config *c);
 
 /* "rmm(signal=uniform) budget 25% lag 8": for messages. Owned by the caller. */
 char *sim_ask_name(const sim_ask *ask);
-/* The spec column of an ask: the policy's name and the parameters that differ from its defaults, lag left out. */
+/* The spec column of an ask: the policy's name and the parameters that differ from its defaults; lag and schedule,
+ * which have columns of their own, are left out. */
 int sim_ask_spec(const sim_ask *ask, text *out);

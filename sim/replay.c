@@ -27,7 +27,7 @@ struct replay {
 /* The most entries a unit can hold at once, the arriving one included. */
 static int32_t most_residents(const sim_config *c, int32_t n_tokens) {
     int64_t most = (int64_t)c->budget + 1;
-    if (c->pending_free) most += c->hold;
+    if (c->pending_free) most += c->hold + (c->schedule == SCHEDULE_EVERY ? (int64_t)c->schedule_argument : 0);
     if (most < c->n_prompt + 1) most = c->n_prompt + 1;
     /* Growth after the prompt's only eviction, or until a block is whole, has no smaller bound. */
     if (c->schedule == SCHEDULE_PROMPT || c->schedule == SCHEDULE_BLOCK || most > n_tokens) most = n_tokens;

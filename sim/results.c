@@ -22,7 +22,6 @@ static char *number(long long x) {
 }
 
 int results_key_of(const char *label, size_t seq, const sim_config *c, results_key *out) {
-    bool plain_full = !*c->budget_asked; /* policy full: no guards, no schedule */
     *out = (results_key){.seq = seq, .n_prompt = c->n_prompt};
     out->trace = mem_string(label);
     out->policy = mem_string(c->setup.policy->name);
@@ -31,11 +30,11 @@ int results_key_of(const char *label, size_t seq, const sim_config *c, results_k
     out->budget_asked = mem_string(c->budget_asked);
     out->budget = number(c->budget);
     out->lag = c->lag < 0 ? mem_string("") : number(c->lag);
-    out->hold = plain_full ? mem_string("") : number(c->hold);
-    out->sinks = plain_full ? mem_string("") : number(c->sinks);
-    out->unit = mem_string(plain_full ? "" : c->unit_layer ? "layer" : "head");
+    out->hold = number(c->hold);
+    out->sinks = number(c->sinks);
+    out->unit = mem_string(c->unit_layer ? "layer" : "head");
     out->schedule = mem_string(c->schedule_text);
-    out->pending = mem_string(!c->has_pending ? "" : c->pending_free ? "free" : "charged");
+    out->pending = mem_string(c->pending_free ? "free" : "charged");
     if (out->trace && out->policy && out->spec && out->resolved && out->budget_asked && out->budget && out->lag &&
         out->hold && out->sinks && out->unit && out->schedule && out->pending)
         return 0;

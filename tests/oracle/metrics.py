@@ -94,7 +94,7 @@ def loss_metrics(s, delta, n_prompt):
 def unit_lifetimes(evict_at, unit):
     """[units, T]: one row of lifetimes for each unit."""
     T = evict_at.shape[-1]
-    return {"head": evict_at.reshape(-1, T), "layer": evict_at[:, 0], "model": evict_at[:1, 0]}[unit]
+    return {"head": evict_at.reshape(-1, T), "layer": evict_at[:, 0], "model": evict_at[:1, 0]}[unit or "head"]
 
 
 def evictions_of(trace, evict_at, unit):

@@ -31,7 +31,7 @@ BLOCKS = {"lost_mass": "block_lost_mass", "steps": "block_steps", "head_lost_mas
           "first": "block_first", "fisher": "block_fisher", "head_first": "head_first", "head_fisher": "head_fisher"}
 PRESETS = ["full", "window", "streaming", "random", "lru", "ema", "h2o", "tova", "rmm", "oracle(mass)"]
 BUILT_IN = ["streaming(sinks=2)", "random(hold=3)", "h2o(recent=3,sinks=2)", "ema(alpha=0.8,hold=1)", "lru(tau=0.05)",
-            "rmm(lag=5)", "rmm(lag=0)", "rmm(lag=4,signal=uniform)", "oracle(mass,hold=2)", "oracle(mass,horizon=6)",
+            "rmm(lag=5)", "rmm(lag=0)", "rmm(lag=4,signal=uniform)", "oracle(mass,hold=2)", 
             "mix(evidence=attn,memory=mean,hold=2)", "mix(evidence=attn,memory=recent:4,hold=1)",
             "mix(evidence=attn,memory=max:0.9,hold=1)", "mix(evidence=attn,memory=ema:0.5,hold=16)",
             "mix(evidence=attn*correct,memory=sum,hold=3)", "mix(evidence=attn,memory=last,hold=1)"]
@@ -211,11 +211,11 @@ def check_presence(results, trace, specs, budgets, schedule):
 
 
 CASES = [("dense16", "step", None, "9,25%"), ("dense16", "every:4", "layer", "12,50%"),
-         ("dense16", "watermark:0.75", "model", "8,13"), ("dense16", "block:3", None, "8,13"),
+         ("dense16", "watermark:0.75", "layer", "8,13"), ("dense16", "block:3", None, "8,13"),
          ("factored", "step", "layer", "9,13"), ("factored", "every:3", None, "10,50%"),
          ("factored", "watermark:0.6", None, "10,20"), ("factored", "block:4", "layer", "9,25%"),
          ("factored", "prompt", None, "6,10"), ("factored", "prompt", "layer", "6,9"),
-         ("both", "step", "model", "9,50%"), ("both", "every:2", None, "8,12"), ("both", "block:2", "model", "7,12"),
+         ("both", "step", "layer", "9,50%"), ("both", "every:2", None, "8,12"), ("both", "block:2", "layer", "7,12"),
          ("both", "watermark:0.9", "layer", "7,12"), ("dense32", "step", None, "8,12"),
          ("dense32", "block:5", "layer", "8,12"), ("dense32", "every:5", None, "10,16"),
          ("dense32", "prompt", None, "1,2")]
