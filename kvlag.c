@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
     signal(SIGINT, interrupted);
     signal(SIGTERM, interrupted);
     signal(SIGXFSZ, SIG_IGN); /* a full quota is a failed write, not the end of the process */
-    signal(SIGPIPE, SIG_IGN);
+    signal(SIGPIPE, interrupted); /* `| head` is no error; the gnuplot pipe guards itself */
     int code = run(argc, argv);
     if (code == OPT_HELPED) code = 0;
     if (code) fprintf(stderr, "kvlag: %s\n", err_message());
