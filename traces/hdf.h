@@ -66,7 +66,8 @@ int hdf_write_all(hid_t parent, const char *name, hid_t type, int rank, const hs
 
 typedef enum hdf_kind { HDF_INTEGER, HDF_FLOAT } hdf_kind;
 
-/* Open parent/name, check that it holds integers (bool too) or floats, and its rank; *dims receives its shape. */
+/* Open parent/name, check that it holds integers (bool too) or floats, its rank, and that HDF5 has its filters; *dims
+ * receives its shape. */
 int hdf_open_dataset(hid_t parent, const char *name, hdf_kind kind, int rank, hsize_t *dims, hid_t *out);
 /* The same, refusing any shape but dims, where -1 stands for any size and receives the one found. */
 int hdf_open_shaped(hid_t parent, const char *name, hdf_kind kind, int rank, int64_t *dims, hid_t *out);

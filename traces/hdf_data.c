@@ -92,6 +92,23 @@ static const char *kind_fault(hid_t set, hdf_kind kind) {
     return class == H5T_INTEGER || class == H5T_ENUM ? NULL : "whole numbers";
 }
 
+static int check_filters(hid_t set, const char *name) {
+    hid_t creation = H5Dget_create_plist(set);
+    int n = H5Pget_nfilters(creation), code = 0;
+    for (int i = 0; i < n && !code; i++) {
+        char filter[64] = "?";
+        unsigned flags, config;
+        size_t n_values = 0;
+        H5Z_filter_t id =
+            H5Pget_filter2(creation, (unsigned)i, &flags, &n_values, NULL, sizeof filter, filter, &config);
+        if (H5Zfilter_avail(id) <= 0)
+            code =
+                err_set(ERR_DATA, "%s: needs filter %d ('%s'), which is not there; use zstd or gzip", name, id, filter);
+    }
+    H5Pclose(creation);
+    return code;
+}
+
 int hdf_open_dataset(hid_t parent, const char *name, hdf_kind kind, int rank, hsize_t *dims, hid_t *out) {
     *out = H5Dopen2(parent, name, H5P_DEFAULT);
     if (*out < 0) return hdf_error("%s: cannot be opened as a dataset", name);
@@ -101,7 +118,8 @@ int hdf_open_dataset(hid_t parent, const char *name, hdf_kind kind, int rank, hs
     int code = 0;
     if (want) code = err_set(ERR_DATA, "%s: holds no %s", name, want);
     else if (found != rank) code = err_set(ERR_DATA, "%s: has %d dimensions, expected %d", name, found, rank);
-    else H5Sget_simple_extent_dims(space, dims, NULL);
+    else code = check_filters(*out, name);
+    if (!code) H5Sget_simple_extent_dims(space, dims, NULL);
     H5Sclose(space);
     if (code) {
         H5Dclose(*out);

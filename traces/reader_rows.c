@@ -224,12 +224,15 @@ static int normalise(const trace_layer *l, int head, int32_t t, float *row, int3
     double sum = kernels()->sum(row, (size_t)t + 1);
     if (!isfinite(sum) || sum <= 0)
         return bad_row(l, head, t, "a row that cannot be normalised (its sum is 0 or not finite)");
-    float by = (float)(1 / sum), least = 0;
-    for (int32_t i = first; i <= t; i++) {
-        least = row[i] < least ? row[i] : least;
-        row[i] *= by;
-    }
-    return least < 0 ? bad_row(l, head, t, "a negative probability") : 0;
+    float by = (float)(1 / sum);
+    int negative = 0;
+    /* Whole groups of lanes: what lies before `first` and after t is zero. */
+    for (int32_t i = first / KERNEL_LANES * KERNEL_LANES; i <= t; i += KERNEL_LANES)
+        for (int32_t j = i; j < i + KERNEL_LANES; j++) {
+            negative |= row[j] < 0;
+            row[j] *= by;
+        }
+    return negative ? bad_row(l, head, t, "a negative probability") : 0;
 }
 
 static int dense_row(const trace_layer *l, int head, int32_t t, float *row, size_t stride) {

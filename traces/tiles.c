@@ -78,10 +78,15 @@ void tiles_close(tiles *t) {
     *t = (tiles){0};
 }
 
+/* Enough to keep the threads busy, few enough to stay in their caches between being read and being unpacked. */
+static int tiles_batch(int threads) {
+    return 4 * threads < TILES_BATCH ? 4 * threads : TILES_BATCH;
+}
+
 size_t tiles_bytes(const tiles *t, int threads) {
     if (!t->packed) return (size_t)t->cache;
     size_t chunk = (size_t)hdf_chunk_bytes(&t->layout);
-    return 2 * TILES_BATCH * zstd_frame_bound(chunk) + 2 * (size_t)threads * chunk;
+    return (size_t)tiles_batch(threads) * zstd_frame_bound(chunk) + 2 * (size_t)threads * chunk;
 }
 
 /* ---- raw chunks ------------------------------------------------------------------------------------------------- */
@@ -97,15 +102,19 @@ static int corrupt(const tiles *t, const hsize_t *offset, const char *why) {
 }
 
 static int fetch(tiles *t, tiles_job *job, int slot) {
-    haddr_t address = HADDR_UNDEF;
-    hsize_t bytes = 0;
     size_t bound = zstd_frame_bound((size_t)hdf_chunk_bytes(&t->layout));
+    hsize_t bytes = 0;
     uint32_t skipped = 0;
-    if (H5Dget_chunk_info_by_coord(t->set, job->offset, &skipped, &address, &bytes) < 0) address = HADDR_UNDEF;
-    job->bytes = address == HADDR_UNDEF ? 0 : (size_t)bytes;
-    if (!job->bytes) return job->may_be_absent ? 0 : corrupt(t, job->offset, "it was never written");
+    job->bytes = 0;
+    /* HDF5 reports a chunk that was never written as a failure. */
+    if (H5Dget_chunk_storage_size(t->set, job->offset, &bytes) < 0 || !bytes) {
+        if (job->may_be_absent) return 0;
+        hdf_error("it is not there");
+        return corrupt(t, job->offset, err_message());
+    }
+    job->bytes = (size_t)bytes;
     if (bytes > bound) return corrupt(t, job->offset, "its stored size is impossible");
-    TRY(mem_grow(&t->frame[slot], &t->frame_capacity[slot], job->bytes, 1, "chunk"));
+    if (!t->frame[slot] && !(t->frame[slot] = mem_new(bound, 1, "chunk"))) return ERR_DATA;
     if (H5Dread_chunk(t->set, H5P_DEFAULT, job->offset, &skipped, t->frame[slot]) < 0) {
         hdf_error("cannot be read");
         return corrupt(t, job->offset, err_message());
@@ -153,7 +162,7 @@ int tiles_run(tiles *t, tiles_job *job, size_t n, pool *p) {
 
 static int read_packed(tiles *t, const tiles_block *b, pool *p) {
     tiles_job job[TILES_BATCH];
-    size_t n = 0, tile_bytes = (size_t)hdf_chunk_bytes(&t->layout);
+    size_t n = 0, batch_size = (size_t)tiles_batch(pool_threads(p)), tile_bytes = (size_t)hdf_chunk_bytes(&t->layout);
     for (int h = 0; h < b->n_heads; h++)
         for (int32_t r = 0; r < b->n_rows; r++)
             for (int32_t c = b->col0; c < b->col0 + b->n_cols; c++) {
@@ -163,7 +172,7 @@ static int read_packed(tiles *t, const tiles_block *b, pool *p) {
                                            (hsize_t)(b->row0 + r) * (hsize_t)t->rows, (hsize_t)c * (hsize_t)t->cols},
                                 .to = to,
                                 .may_be_absent = b->sparse};
-                if (n < TILES_BATCH) continue;
+                if (n < batch_size) continue;
                 TRY(tiles_run(t, job, n, p));
                 n = 0;
             }

@@ -26,8 +26,7 @@ typedef struct tiles {
 
     zstd_work **work; /* one for each worker seen so far */
     int n_work;
-    void *frame[TILES_BATCH]; /* raw chunks, kept for the next batch */
-    size_t frame_capacity[TILES_BATCH];
+    void *frame[TILES_BATCH]; /* room for raw chunks */
 } tiles;
 
 /* A chunk to read and unpack. */

@@ -144,13 +144,18 @@ static void metadata_survives_any_flip(void **state) {
     BUILD_OK(build_write(&b, b.path, NULL, &(trace_plan){.dense = true}, 1));
     stat(b.path, &st);
     off_t heap = global_heap(b.path, st.st_size);
-    for (off_t at = 0; at < st.st_size; at += 5) { /* any outcome but a crash: not every byte carries meaning */
+    pid_t child = fork(); /* HDF5 leaks memory where it refuses a file; that ends with the child */
+    for (off_t at = 0; child == 0 && at < st.st_size; at += 5) {
         if (at >= heap && at < heap + 4096) continue;
         trace *t;
         flip(b.path, at, 0x41);
-        if (trace_open(b.path, &t) == 0) trace_close(t);
+        if (trace_open(b.path, &t) == 0) trace_close(t); /* any outcome but a crash: not every byte carries meaning */
         flip(b.path, at, 0x41);
     }
+    if (child == 0) _exit(0);
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     assert_int_equal(check_file(b.path), 0);
     build_free(&b);
 }
@@ -414,7 +419,7 @@ static void full_disk(void **state) {
         int code = build_write(&b, b.path, NULL, &build_everything, 1);
         bool said = strstr(err_message(), "write failed: File too large") && strstr(err_message(), b.path);
         if (!said) fprintf(stderr, "said: %s\n", err_message());
-        exit(code && said ? 0 : 1);
+        _exit(code && said ? 0 : 1);
     }
     int status;
     waitpid(child, &status, 0);
