@@ -24,6 +24,7 @@ SOURCES = $(filter-out traces/kernels.c,$(wildcard $(FOLDERS:=/*.c)))
 KERNELS = $(addprefix $(BUILD)/traces/kernels_,portable.o avx2.o avx512.o)
 OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
 UNIT    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c))
+FUZZ    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 DRIVERS = $(addprefix $(BUILD)/tests/,parity/dump_forward parity/tokenize_main bench/bench_forward bench/bench_reader)
 
 MAKEFLAGS += --no-builtin-rules
@@ -32,8 +33,9 @@ MAKEFLAGS += --no-builtin-rules
 
 # ---- build ------------------------------------------------------------------------------------------------------------
 
+# ./kvlag is the release build; other modes stay in their folder.
 all: $(BUILD)/kvlag
-	@cmp -s $< kvlag || cp $< kvlag
+	@test $(MODE) != release || cmp -s $< kvlag || cp $< kvlag
 
 $(BUILD)/kvlag: $(BUILD)/kvlag.o $(OBJECTS)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -58,7 +60,7 @@ $(BUILD)/%.h.ok: %.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-unused -fsyntax-only -include $< -x c /dev/null
 	@touch $@
 
-unit: $(UNIT) $(DRIVERS) $(BUILD)/tests/fuzz/fuzz_gguf
+unit: $(UNIT) $(DRIVERS) $(FUZZ)
 
 -include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d))
 
@@ -129,7 +131,7 @@ format:
 	clang-format -i kvlag.c $(HEADERS) $(SOURCES) traces/kernels.c $(wildcard tests/*/*.[ch])
 
 install: all
-	install -D kvlag $(DESTDIR)$(PREFIX)/bin/kvlag
+	install -D $(BUILD)/kvlag $(DESTDIR)$(PREFIX)/bin/kvlag
 
 clean:
 	rm -rf build kvlag out

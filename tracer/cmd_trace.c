@@ -23,7 +23,7 @@ enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, DENSE_LIMIT_MIB = 512 };
 
 typedef struct settings {
     const char *out, *attention, *logits, *backend;
-    long long tokens, prompt, threads, seed;
+    long long tokens, prompt, threads;
     bool special, force, quiet, verbose;
     opt_list files; /* MODEL TEXT... */
 } settings;
