@@ -25,7 +25,8 @@ KERNELS = $(addprefix $(BUILD)/traces/kernels_,portable.o avx2.o avx512.o)
 OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
 UNIT    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c))
 FUZZ    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
-DRIVERS = $(addprefix $(BUILD)/tests/,parity/dump_forward parity/tokenize_main bench/bench_forward bench/bench_reader)
+DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c))
+LIBRARY = $(BUILD)/libkvlag.a
 
 MAKEFLAGS += --no-builtin-rules
 .PHONY: all help deps headers unit model demo check check-ready parity bench bench-ready samples golden format install clean
@@ -37,8 +38,12 @@ MAKEFLAGS += --no-builtin-rules
 all: $(BUILD)/kvlag
 	@test $(MODE) != release || cmp -s $< kvlag || cp $< kvlag
 
-$(BUILD)/kvlag: $(BUILD)/kvlag.o $(OBJECTS)
+$(BUILD)/kvlag: $(BUILD)/kvlag.o $(LIBRARY)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+$(LIBRARY): $(OBJECTS)
+	@rm -f $@
+	ar rcs $@ $^
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
@@ -50,7 +55,7 @@ $(KERNELS): $(BUILD)/traces/kernels_%.o: traces/kernels.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O3 -Wno-psabi $(KERNEL_FLAGS_$*) -DKERNELS=kernels_$* -MMD -MP -c -o $@ $<
 
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(OBJECTS)
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
 # Every header compiles alone.
