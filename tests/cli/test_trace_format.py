@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 KVLAG = os.environ.get("KVLAG", str(ROOT / "kvlag"))
 
 
@@ -141,9 +142,16 @@ def test_other_files_are_not_ours(tmp_path):
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
+    """A file that kvlag wrote with both forms: a committed sample, or else one traced here and now."""
+    for sample in sorted((ROOT / "traces" / "samples").glob("*.h5")):
+        with h5py.File(sample) as f:
+            if "attn/probs" in f["seq/0000"] and "attn/q" in f["seq/0000"]:
+                return sample
+    if not MODEL.exists():
+        pytest.skip(f"no sample holds both forms of attention, and {MODEL} is not there")
     path = tmp_path_factory.mktemp("own") / "own.h5"
-    kvlag("trace", ROOT / "tests" / "tiny", ROOT / "traces" / "FORMAT.md", "-o", path, "--tokens", 300,
-          "--attention", "both")
+    text = ROOT / "traces" / "FORMAT.md"
+    kvlag("trace", MODEL, text, "-o", path, "--tokens", 300, "--attention", "both")
     return path
 
 
