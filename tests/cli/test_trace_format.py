@@ -1,5 +1,5 @@
-"""The trace format from outside: traces/FORMAT.md's own examples are accepted by kvlag, and kvlag's file is what FORMAT.md
-says when h5py reads it."""
+"""The trace format from outside: traces/FORMAT.md's own examples are accepted by kvlag, and kvlag's file is what
+FORMAT.md says when h5py reads it."""
 
 import json
 import os
