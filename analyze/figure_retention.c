@@ -196,9 +196,10 @@ static int add_panel(retention_plot *p, size_t k, double height) {
                         "set bmargin at screen %.4f\nset tmargin at screen %.4f\nset title ",
                         left / CANVAS_WIDTH, (left + SIDE) / CANVAS_WIDTH, bottom / height, (bottom + SIDE) / height);
     if (!code) code = canvas_quote(t, title.data, 30);
+    const char *size = title.n > 22 ? "5.5" : "6.5"; /* a panel is narrower than a long name in the larger size */
     text_free(&title);
     TRY(code);
-    TRY(text_add(t, " font ',6.5' offset 0,-0.7\n"));
+    TRY(text_add(t, " font ',%s' offset 0,-0.7\n", size));
     bool bottom_of_column = low || k + 2 >= p->n_panels;
     TRY(text_add(t, bottom_of_column ? "set format x '%%g'\nset xlabel 'entry' font ',6.5' offset 0,0.6\n"
                                      : "set format x ''\nunset xlabel\n"));
