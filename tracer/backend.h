@@ -48,7 +48,9 @@ typedef struct backend {
     /* The processor, for the trace: traces are byte-identical on one kind only. Owned by the state. */
     const char *(*device)(const backend_state *s);
     /* One causal pass over tokens 0 .. n-1 at positions 0 .. n-1; ids below n_vocab. Values that are not finite are an
-     * error naming layer, head and token. Equal input gives equal bits for any number of threads, and changing token t
-     * changes no bit of earlier rows. */
-    int (*forward)(backend_state *s, const int32_t *tokens, int32_t n, const forward_sink *sink);
+     * error naming layer, head and token. `evict_at` [n_layer][n_kv_head][kernel_pad(n)] are lifetimes: at step t an
+     * entry i with evict_at <= t is masked out before the softmax; NULL = nothing is. Equal input gives equal bits for
+     * any number of threads, and changing token t changes no bit of earlier rows. */
+    int (*forward)(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at,
+                   const forward_sink *sink);
 } backend;

@@ -170,7 +170,7 @@ static int logits_row(void *context, size_t task, int worker) {
     float *prob = p->row[worker], *top = p->topk_logprob + t * k;
     int32_t *id = p->topk_id + t * k;
     memcpy(prob, x, n_vocab * sizeof *prob);
-    double lse = kernels()->softmax(prob, 0, n_vocab - 1, 0);
+    double lse = kernels()->softmax(prob, 0, n_vocab - 1, 0, NULL);
     if (isnan(lse))
         return err_set(ERR_DATA, "non-finite logits at layer %d (output), token %zu", p->c->model->n_layer, t);
     top_k(x, n_vocab, k, id, top);
@@ -214,7 +214,7 @@ static int run_pass(pass *p) {
                          .layer = take_layer,
                          .logits = take_logits};
     TRY(trace_write_sequence(c->writer, p->s, &c->plan));
-    TRY(c->backend->forward(c->state, p->s->tokens, p->s->n_tokens, &sink));
+    TRY(c->backend->forward(c->state, p->s->tokens, p->s->n_tokens, NULL, &sink));
     c->logits_hash = XXH3_64bits_withSeed(p->row_hash, p->T * sizeof *p->row_hash, c->logits_hash);
     return trace_write_logits(c->writer, p->target_logprob, p->correct, p->entropy, c->plan.topk ? p->topk_id : NULL,
                               c->plan.topk ? p->topk_logprob : NULL);

@@ -234,13 +234,14 @@ INLINE v16i reachable(size_t b, size_t first, size_t last) {
     return (i >= splat_i((int32_t)first)) & (i <= splat_i((int32_t)last));
 }
 
-INLINE double softmax_capped(float *row, size_t first, size_t last, float softcap) {
+INLINE double softmax_of(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at) {
     size_t b0 = first / LANES, b1 = last / LANES;
     if (b0) memset(row, 0, b0 * LANES * sizeof *row);
     v16f top = splat(-INFINITY), bad = splat(0.0f);
     for (size_t b = b0; b <= b1; b++) {
         v16f x = load(row + b * LANES);
         v16i in = reachable(b, first, last);
+        if (evict_at) in &= *(const v16i *)(evict_at + b * LANES) > splat_i((int32_t)last);
         bad += (v16f)((v16i)(x - x) & in); /* NaN for an infinite or NaN score, else 0 */
         if (softcap > 0) x = splat(softcap) * tanh16(x / splat(softcap));
         x = select16(in, x, splat(-INFINITY));
@@ -263,8 +264,9 @@ INLINE double softmax_capped(float *row, size_t first, size_t last, float softca
     return (double)max + log(z);
 }
 
-static double softmax(float *row, size_t first, size_t last, float softcap) {
-    return softcap > 0 ? softmax_capped(row, first, last, softcap) : softmax_capped(row, first, last, 0.0f);
+static double softmax(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at) {
+    if (evict_at) return softmax_of(row, first, last, softcap, evict_at);
+    return softcap > 0 ? softmax_of(row, first, last, softcap, NULL) : softmax_of(row, first, last, 0.0f, NULL);
 }
 
 /* ---- sums ---------------------------------------------------------------------------------------------------------

@@ -38,9 +38,10 @@ typedef struct kernel_table {
                    size_t stride);
 
     /* In place on one padded row: entries first .. last (inclusive) become their softmax, all others up to pad(last+1)
-     * become 0; softcap > 0 applies cap*tanh(x/cap) first. Returns log of the normaliser (lse), NaN when any of the
-     * scores is not finite. */
-    double (*softmax)(float *row, size_t first, size_t last, float softcap);
+     * become 0; softcap > 0 applies cap*tanh(x/cap) first. Entries with evict_at[i] <= last are out of reach too
+     * (evict_at padded; NULL = all are in reach; entry `last` itself must be). Returns the log of the normaliser (lse),
+     * NaN when any of the scores in reach is not finite. */
+    double (*softmax)(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at);
 
     /* Sum of a padded row's n entries (lanes f32, total f64). */
     double (*sum)(const float *x, size_t n);

@@ -257,7 +257,7 @@ static int factored_rows(const trace_layer *l, int head, int32_t t0, int32_t n, 
     const float *keys = l->keys + (size_t)(head / (m->n_head / m->n_kv_head)) * l->keys_stride + start * l->dim;
     kernels()->scores(q, (size_t)n, keys, end - start, l->dim, m->scale, rows + start, stride);
     for (int32_t t = t0; t < t0 + n; t++, rows += stride) {
-        if (!isfinite(kernels()->softmax(rows, (size_t)first_reachable(l, t), (size_t)t, m->softcap)))
+        if (!isfinite(kernels()->softmax(rows, (size_t)first_reachable(l, t), (size_t)t, m->softcap, NULL)))
             return bad_row(l, head, t, "scores that are not finite");
         size_t done = kernel_pad((size_t)t + 1);
         memset(rows + done, 0, (stride - done) * sizeof *rows);

@@ -19,20 +19,20 @@ enum { TRACE_VERSION = 1, TRACE_TILE = 256 /* rows (and columns of attn/probs) i
 /* ---- facts ------------------------------------------------------------------------------------------------------ */
 
 typedef struct trace_model {
-    char *name, *arch;  /* "SmolLM2 135M", "llama"; "" where a foreign trace does not say */
+    char *name, *arch; /* "SmolLM2 135M", "llama"; "" where a foreign trace does not say */
     int32_t n_layer, n_head, n_kv_head, head_dim;
     int32_t n_embd, n_vocab; /* 0 where a foreign trace does not say */
-    int32_t *window;    /* [n_layer] sliding window W: entry i is reachable by steps i .. i+W-1; 0 = no window */
-    float scale;        /* scores = scale * q.k; default 1/sqrt(head_dim) */
-    float softcap;      /* 0 = none; else cap * tanh(score / cap) */
-    char *rope;         /* free text, e.g. "base 100000, neox, 64 dims"; "" = unknown */
+    int32_t *window;         /* [n_layer] sliding window W: entry i is reachable by steps i .. i+W-1; 0 = no window */
+    float scale;             /* scores = scale * q.k; default 1/sqrt(head_dim) */
+    float softcap;           /* 0 = none; else cap * tanh(score / cap) */
+    char *rope;              /* free text, e.g. "base 100000, neox, 64 dims"; "" = unknown */
     char *backend, *device, *compute; /* "cpu", processor name, "f32" */
 } trace_model;
 
 typedef struct trace_sequence {
-    int32_t n_tokens;   /* T */
-    int32_t n_prompt;   /* the first n_prompt steps see everything */
-    char *source;       /* file name of the text, or "" */
+    int32_t n_tokens;            /* T */
+    int32_t n_prompt;            /* the first n_prompt steps see everything */
+    char *source;                /* file name of the text, or "" */
     const int32_t *tokens;       /* [T], NULL if absent */
     const uint8_t *pieces;       /* the text's bytes; token t is pieces[piece_offset[t] .. piece_offset[t+1]-1] */
     const int64_t *piece_offset; /* [T+1], NULL if absent */
@@ -43,8 +43,8 @@ typedef struct trace_sequence {
     const uint8_t *correct;      /* [T-1] 1 where the next token was the most likely one, NULL if absent */
     const float *entropy;        /* [T-1] nats, NULL if absent */
     bool has_dense, has_factored, has_v, has_lse; /* attn/probs; attn/q and attn/k; attn/v; attn/lse */
-    bool has_grad_loss;          /* grad/loss */
-    int32_t n_fisher;            /* samples in grad/fisher */
+    bool has_grad_loss;                           /* grad/loss */
+    int32_t n_fisher;                             /* samples in grad/fisher */
 } trace_sequence;
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
@@ -56,8 +56,8 @@ void trace_close(trace *t); /* accepts NULL */
 
 const trace_model *trace_get_model(const trace *t);
 const char *trace_path(const trace *t);
-const char *trace_label(const trace *t);       /* file name without folder and without ".h5" */
-const char *trace_hash(const trace *t);        /* content hash, hex; of foreign traces computed from the file's bytes */
+const char *trace_label(const trace *t); /* file name without folder and without ".h5" */
+const char *trace_hash(const trace *t);  /* content hash, hex; of foreign traces computed from the file's bytes */
 size_t trace_n_sequences(const trace *t);
 const trace_sequence *trace_get_sequence(const trace *t, size_t seq); /* arrays owned by the trace */
 
@@ -79,6 +79,13 @@ void trace_layer_close(trace_layer *l); /* accepts NULL */
  * 64-byte aligned. Any order is allowed; ascending is fast. A row that cannot be normalised (sum 0, not finite) is an
  * error naming layer, head and row. */
 int trace_layer_rows(trace_layer *l, int32_t row0, int32_t n, float *rows, size_t stride, pool *p);
+
+/* Read this layer's gradients with respect to the heads' outputs into the layer: set 0 is grad/loss (the text's own
+ * labels), sets 1 .. n_fisher are the samples of grad/fisher. Refused by name where the trace has none. */
+int trace_layer_read_grad(trace_layer *l, pool *p);
+/* d(sum of counted loss of that label set)/d(output of query head `head`), [T][head_dim] f32, owned by the layer. Only
+ * after trace_layer_read_grad. */
+const float *trace_layer_grad(const trace_layer *l, int set, int head);
 
 /* Values of a kv head, [T][head_dim] f32, or NULL if the trace has no attn/v. Owned by the layer. */
 const float *trace_layer_v(const trace_layer *l, int kv_head);
@@ -108,6 +115,8 @@ typedef struct trace_plan {
     bool dense, factored, lse, row_sum; /* factored: q, k and v */
     int32_t topk;                       /* 0 = none */
     bool full_logits;
+    bool grad_loss;   /* grad/loss */
+    int32_t n_fisher; /* samples in grad/fisher; needs grad_loss */
 } trace_plan;
 
 /* Begin the next sequence. Uses of `s`: n_tokens, n_prompt, source, tokens, pieces, piece_offset, counted, probes. */
@@ -132,6 +141,18 @@ int trace_pack(const trace_writer *w, trace_array array, const float *values, si
  * array. */
 int trace_put(trace_writer *w, trace_array array, int layer, int head, int row_tile, int column_tile, trace_chunk *c);
 void trace_chunk_free(trace_chunk *c);
+
+/* Gradients: set 0 is grad/loss, sets 1 .. n_fisher the samples. Pack up to TRACE_TILE rows of head_dim f32 values (row
+ * r at values + r*stride) as f16 with one scale a row: scale[r] = the row's largest magnitude, or 0 for a row of zeros;
+ * value = f16 * scale. Thread-safe. A value that is not finite is an error. */
+int trace_pack_grad(const trace_writer *w, const float *values, size_t rows, size_t stride, float *scale,
+                    trace_chunk *out);
+/* Store one row tile and release it. Index order: set, layer, head, row tile. */
+int trace_put_grad(trace_writer *w, int set, int layer, int head, int row_tile, trace_chunk *c);
+/* Per (set, layer, head), in order: [T] scales. */
+int trace_write_grad_scale(trace_writer *w, int set, int layer, int head, const float *scale);
+/* grad/fisher_label [n_fisher][T-1]: the labels drawn, -1 at steps that are not counted. */
+int trace_write_fisher_labels(trace_writer *w, const int32_t *label);
 
 /* Per (layer, head), in order: [T] values. */
 int trace_write_lse(trace_writer *w, int layer, int head, const float *lse);

@@ -129,7 +129,7 @@ static int measure(const char *path, size_t T, int threads, int repeats) {
         cost start = now();
         TRY(products_of_a_pass(&b));
         cost middle = now();
-        TRY(cpu_backend.forward(s, tokens, (int32_t)T, &sink));
+        TRY(cpu_backend.forward(s, tokens, (int32_t)T, NULL, &sink));
         keep_least(&products, start, middle);
         keep_least(&forward, middle, now());
     }

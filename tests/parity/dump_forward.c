@@ -67,7 +67,7 @@ static int run(char **argv) {
     d.rows = d.logits + n_logits;
     d.lse = d.rows + heads * d.T * d.T;
     forward_sink sink = {.context = &d, .rows = take_rows, .layer = take_layer, .logits = take_logits};
-    TRY(cpu_backend.forward(s, tokens, (int32_t)d.T, &sink));
+    TRY(cpu_backend.forward(s, tokens, (int32_t)d.T, NULL, &sink));
     FILE *out = fopen(argv[3], "wb");
     if (!out || fwrite(d.logits, sizeof(float), n, out) != n || fclose(out))
         return err_set(ERR_DATA, "%s: cannot be written", argv[3]);

@@ -109,8 +109,8 @@ static void softmax_matches_plain(void **state) {
     for (int table = 1; table < n_tables; table++)
         for (int cap = 0; cap <= 20; cap += 20) {
             float *a = array(N, 9), *b = array(N, 9);
-            double lse = list[0]->softmax(a, 3, N - 2, (float)cap);
-            assert_true(lse == list[table]->softmax(b, 3, N - 2, (float)cap));
+            double lse = list[0]->softmax(a, 3, N - 2, (float)cap, NULL);
+            assert_true(lse == list[table]->softmax(b, 3, N - 2, (float)cap, NULL));
             assert_memory_equal(a, b, N * sizeof *a);
             mem_free(a);
             mem_free(b);
@@ -123,7 +123,7 @@ static void softmax_matches_plain(void **state) {
                 for (size_t i = 0; i < N; i++) row[i] = want[i] *= 6;
                 for (size_t i = first; i <= last; i++) max = fmax(max, (double)want[i]);
                 for (size_t i = first; i <= last; i++) z += exp((double)want[i] - max);
-                double lse = list[table]->softmax(row, first, last, 0);
+                double lse = list[table]->softmax(row, first, last, 0, NULL);
                 assert_true(fabs(lse - (max + log(z))) < 1e-5);
                 for (size_t i = 0; i < kernel_pad(last + 1); i++) {
                     double p = i < first || i > last ? 0 : exp((double)want[i] - max) / z;
@@ -134,20 +134,27 @@ static void softmax_matches_plain(void **state) {
                 mem_free(row);
                 mem_free(want);
             }
+        /* Entry 1 has left before step 2. */
+        float seen[16] __attribute__((aligned(64))) = {1, 9, 1},
+                       unseen[16] __attribute__((aligned(64))) = {1, INFINITY, 1};
+        int32_t evict_at[16] __attribute__((aligned(64))) = {3, 2, 4};
+        assert_true(fabs(list[table]->softmax(seen, 0, 2, 0, evict_at) - (1 + log(2))) < 1e-6);
+        assert_true(seen[0] == 0.5f && seen[1] == 0 && seen[2] == 0.5f);
+        assert_true(fabs(list[table]->softmax(unseen, 0, 2, 0, evict_at) - (1 + log(2))) < 1e-6);
         /* CASES.md */
         float big[16] __attribute__((aligned(64))) = {-245000, -245000},
                       far[16] __attribute__((aligned(64))) = {3e4f, -3e4f};
-        list[table]->softmax(big, 0, 1, 0);
+        list[table]->softmax(big, 0, 1, 0, NULL);
         assert_true(big[0] == 0.5f && big[1] == 0.5f && big[2] == 0);
-        list[table]->softmax(far, 0, 1, 0);
+        list[table]->softmax(far, 0, 1, 0, NULL);
         assert_true(far[0] == 1.0f && far[1] == 0.0f);
         float cap[16] __attribute__((aligned(64))) = {100, 0}; /* soft-cap 50: 48.2014 against 0 */
-        assert_true(fabs(list[table]->softmax(cap, 0, 1, 50) - 48.2014) < 1e-4);
+        assert_true(fabs(list[table]->softmax(cap, 0, 1, 50, NULL) - 48.2014) < 1e-4);
         float bad[16] __attribute__((aligned(64))) = {1, INFINITY}, nan[16] __attribute__((aligned(64))) = {NAN, 1};
-        assert_true(isnan(list[table]->softmax(bad, 0, 1, 0)));
-        assert_true(isnan(list[table]->softmax(nan, 0, 1, 0)));
+        assert_true(isnan(list[table]->softmax(bad, 0, 1, 0, NULL)));
+        assert_true(isnan(list[table]->softmax(nan, 0, 1, 0, NULL)));
         float beyond[16] __attribute__((aligned(64))) = {1, 1, NAN, INFINITY}; /* not reachable: does not matter */
-        list[table]->softmax(beyond, 0, 1, 0);
+        list[table]->softmax(beyond, 0, 1, 0, NULL);
         assert_true(beyond[0] == 0.5f && beyond[2] == 0 && beyond[3] == 0);
     }
 }

@@ -23,10 +23,12 @@ typedef struct batch {
 static int softmax_rows(const cpu_run *r, int head, size_t row0, size_t n, size_t cols, float *scores) {
     const model *m = r->s->m;
     size_t window = (size_t)m->window[r->layer];
+    size_t unit = (size_t)r->layer * (size_t)m->n_kv_head + (size_t)(head / (m->n_head / m->n_kv_head));
+    const int32_t *evict_at = r->evict_at ? r->evict_at + unit * kernel_pad(r->T) : NULL;
     for (size_t i = 0; i < n; i++) {
         size_t t = row0 + i, first = window && t >= window ? t - window + 1 : 0, done = kernel_pad(t + 1);
         float *row = scores + i * r->ld_scores;
-        double lse = kernels()->softmax(row, first, t, m->softcap);
+        double lse = kernels()->softmax(row, first, t, m->softcap, evict_at);
         if (isnan(lse))
             return err_set(ERR_DATA, "non-finite logits at layer %d, token %zu (attention head %d)", r->layer, t, head);
         if (done < cols) memset(row + done, 0, (cols - done) * sizeof *row);

@@ -245,9 +245,10 @@ int cpu_run_logits(cpu_run *r) {
     return 0;
 }
 
-int cpu_forward(backend_state *s, const int32_t *tokens, int32_t n, const forward_sink *sink) {
+int cpu_forward(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at, const forward_sink *sink) {
     cpu_run r;
     TRY(cpu_run_new(s, tokens, n, sink, &r));
+    r.evict_at = evict_at;
     int code = cpu_embed(&r);
     for (int32_t layer = 0; layer < s->m->n_layer && !code; layer++) code = cpu_run_layer(&r, layer);
     if (!code) code = cpu_run_logits(&r);

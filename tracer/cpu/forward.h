@@ -8,6 +8,7 @@ typedef struct cpu_run {
     backend_state *s;
     const forward_sink *sink;
     const int32_t *tokens;
+    const int32_t *evict_at; /* see backend.forward */
     size_t T;
     /* Row strides, in floats; all multiples of 16. */
     size_t ld_x, ld_qkv, ld_mix, ld_ff, ld_scores, ld_logits;
