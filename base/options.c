@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/text.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,16 +76,16 @@ static int set_number(const opt *o, const char *value) {
     errno = 0;
     long long x = strtoll(value, &end, 10), unit = 1;
     if (o->kind == OPT_SIZE && *end) {
-        const char *units = "KMG", *u = strchr(units, *end & ~0x20);
+        const char *units = "KMG", *u = strchr(units, toupper((unsigned char)*end));
         if (u) {
             unit = 1LL << (10 * (u - units + 1));
             end++;
             if ((end[0] | 0x20) == 'b' || (end[0] == 'i' && end[1] == 'B')) end += end[0] == 'i' ? 2 : 1;
         }
     }
-    if (end == value || *end || errno || value[0] == ' ')
-        return err_set(ERR_USAGE, "--%s: '%s' is not a number", o->name, value);
-    if (__builtin_mul_overflow(x, unit, &x) || x < o->min || x > o->max)
+    if (end == value || *end || isspace((unsigned char)value[0]))
+        return err_set(ERR_USAGE, "--%s: '%s' is not a whole number", o->name, value);
+    if (errno || __builtin_mul_overflow(x, unit, &x) || x < o->min || x > o->max)
         return err_set(ERR_USAGE, "--%s: %s is out of range (%lld to %lld)", o->name, value, o->min, o->max);
     *(long long *)o->target = x;
     return 0;
@@ -111,6 +112,17 @@ static int set_value(const opt *table, const opt *o, const char *value) {
     return 0;
 }
 
+static int help(const opt *table) {
+    for (const opt *o = table; o->name; o++) {
+        char left[80], letter[4] = "   ";
+        if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
+        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
+        if (strlen(left) > 34) printf("  %s\n  %-34s  %s\n", left, "", o->help);
+        else printf("  %-34s  %s\n", left, o->help);
+    }
+    return OPT_HELPED;
+}
+
 static int parse_long(const opt *table, int argc, char **argv, int *i) {
     const char *word = argv[*i] + 2, *equals = strchr(word, '=');
     size_t n = equals ? (size_t)(equals - word) : strlen(word);
@@ -135,6 +147,7 @@ static int parse_short(const opt *table, int argc, char **argv, int *i) {
     for (const char *c = argv[*i] + 1; *c; c++) {
         const opt *o = table;
         while (o->name && o->letter != *c) o++;
+        if (!o->name && *c == 'h') return help(table);
         if (!o->name) return unknown(table, (char[]){*c, 0});
         if (o->kind == OPT_FLAG) {
             given[o - table] = true;
@@ -148,25 +161,12 @@ static int parse_short(const opt *table, int argc, char **argv, int *i) {
     return 0;
 }
 
-static void print_help(const opt *table) {
-    for (const opt *o = table; o->name; o++) {
-        char left[80], letter[4] = "   ";
-        if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
-        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
-        if (strlen(left) > 34) printf("  %s\n  %-34s  %s\n", left, "", o->help);
-        else printf("  %-34s  %s\n", left, o->help);
-    }
-}
-
 int opt_parse(const opt *table, int argc, char **argv, opt_list *positional) {
     memset(given, 0, sizeof given);
     bool options = true;
     for (int i = 0; i < argc; i++) {
         const char *a = argv[i];
-        if (options && (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0)) {
-            print_help(table);
-            return OPT_HELPED;
-        }
+        if (options && strcmp(a, "--help") == 0) return help(table);
         if (options && strcmp(a, "--") == 0) options = false;
         else if (options && a[0] == '-' && a[1] == '-') TRY(parse_long(table, argc, argv, &i));
         else if (options && a[0] == '-' && a[1]) TRY(parse_short(table, argc, argv, &i));
@@ -209,7 +209,7 @@ char *opt_command(const char *command, const opt *table, const opt_list *positio
             bad = add_option(&t, o, number);
         } else {
             const char *value = *(const char **)o->target;
-            bad = add_option(&t, o, o->kind == OPT_TEXT ? text_base_name(value) : value);
+            bad = add_option(&t, o, o->kind == OPT_FILE ? text_base_name(value) : value);
         }
     }
     if (!bad) return t.data;

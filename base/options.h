@@ -1,8 +1,9 @@
 /* Command-line options as a table: parsing, help and the recorded command all come from the same rows.
  *
- * Accepted: --name VALUE, --name=VALUE, -n VALUE, -nVALUE, bundled flags, "--" ends options, "-" is a positional.
- * Options may stand anywhere. An unknown option, a missing value, a repeated single-valued option, trailing junk in a
- * number are errors (ERR_USAGE) that name the option and suggest the nearest one. */
+ * Accepted: --name VALUE, --name=VALUE, -n VALUE, -nVALUE, bundled flags, "--" ends options, "-" is a positional;
+ * -h and --help in every table. Options may stand anywhere. An unknown option, a missing value, a repeated
+ * single-valued option, trailing junk in a number are errors (ERR_USAGE) that name the option and suggest the nearest
+ * one. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,6 +14,7 @@ typedef enum opt_kind {
     OPT_INT,    /* target: long long, between min and max */
     OPT_SIZE,   /* target: long long bytes; suffixes K, M, G (1024) */
     OPT_TEXT,   /* target: const char *, points into argv */
+    OPT_FILE,   /* the same, naming a file: recorded without its folder */
     OPT_CHOICE, /* target: const char *; `arg` lists the choices: "auto|cpu|cuda" */
     OPT_LIST    /* target: opt_list, may repeat */
 } opt_kind;
@@ -43,8 +45,8 @@ int opt_parse(const opt *table, int argc, char **argv, opt_list *positional);
 bool opt_given(const opt *table, const void *target);
 
 /* "kvlag sim a.h5 -p 'rmm(lag=8)'": the canonical command, only recorded options, in table order, as given; files
- * by their names without folders, so that the same work gives the same text anywhere. Owned by the caller; NULL on
- * failure. */
+ * (positionals and OPT_FILE) without their folders, so that the same work gives the same text anywhere. Owned by the
+ * caller; NULL on failure. */
 char *opt_command(const char *command, const opt *table, const opt_list *positional);
 
 /* The nearest of `names` (n of them) to `word` by edit distance, or NULL if none is near. */

@@ -54,7 +54,7 @@ typedef struct job {
 
 static int parse(job *j, int argc, char **argv) {
     const opt table[] = {
-        {"output", 'o', OPT_TEXT, false, &j->out, "FILE.csv", "where results go (and FILE.blocks.h5 beside it)", 0, 0},
+        {"output", 'o', OPT_FILE, false, &j->out, "FILE.csv", "where results go (and FILE.blocks.h5 beside it)", 0, 0},
         {"policy", 'p', OPT_LIST, true, &j->specs, "SPEC", "a policy, e.g. 'rmm(lag=0|8|64)'; may repeat", 0, 0},
         {"budget", 'b', OPT_TEXT, true, &j->budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
         {"lag", 'L', OPT_TEXT, true, &j->lags, "LIST", "lags: 8,16 or 0:64:8 or 0:256:x2 or budget/2", 0, 0},
@@ -65,8 +65,8 @@ static int parse(job *j, int argc, char **argv) {
         {"prompt", 0, OPT_INT, true, &j->n_prompt, "N", "steps that see everything (default: the trace's)", 0, 1 << 30},
         {"metrics", 0, OPT_TEXT, true, &j->metrics, "LIST", "lost_mass, out_err, out_err=exact", 0, 0},
         {"attention", 0, OPT_CHOICE, true, &j->attention, "dense|factored", "which stored form to read", 0, 0},
-        {"lifetimes", 0, OPT_TEXT, false, &j->lifetimes, "FILE.h5", "write when each entry left", 0, 0},
-        {"from-lifetimes", 0, OPT_TEXT, true, &j->from_lifetimes, "FILE.h5",
+        {"lifetimes", 0, OPT_FILE, false, &j->lifetimes, "FILE.h5", "write when each entry left", 0, 0},
+        {"from-lifetimes", 0, OPT_FILE, true, &j->from_lifetimes, "FILE.h5",
          "price these lifetimes instead of policies", 0, 0},
         {"memory", 0, OPT_SIZE, false, &j->memory, "N", "bound on memory, e.g. 512M (default 1G)", 1 << 20, 1LL << 46},
         {"threads", 0, OPT_INT, false, &j->threads, "N", "worker threads (default: all processors)", 1, 4096},

@@ -96,6 +96,17 @@ static int print_json(const char *only) {
     return 0;
 }
 
+static int print_policies(const opt_list *names, bool json) {
+    const policy *only = NULL;
+    if (names->n > 1) return err_set(ERR_USAGE, "policies: at most one NAME, got %zu", names->n);
+    if (names->n == 1 && !(only = policy_find(names->item[0]))) return ERR_USAGE;
+    if (json) return print_json(only ? only->name : NULL);
+    if (only) print_one(only);
+    else
+        for (size_t i = 0; i < N_POLICIES; i++) printf("%-10s  %s\n", registry[i]->name, registry[i]->help);
+    return 0;
+}
+
 int cmd_policies(int argc, char **argv) {
     bool json = false;
     opt_list names = {0};
@@ -103,15 +114,8 @@ int cmd_policies(int argc, char **argv) {
         {.name = "json", .kind = OPT_FLAG, .target = &json, .help = "print as JSON"},
         {.name = NULL},
     };
-    TRY(opt_parse(table, argc, argv, &names));
-    const policy *only = NULL;
-    int code = 0;
-    if (names.n > 1) code = err_set(ERR_USAGE, "policies: at most one NAME, got %zu", names.n);
-    else if (names.n == 1 && !(only = policy_find(names.item[0]))) code = ERR_USAGE;
-    else if (json) code = print_json(only ? only->name : NULL);
-    else if (only) print_one(only);
-    else
-        for (size_t i = 0; i < N_POLICIES; i++) printf("%-10s  %s\n", registry[i]->name, registry[i]->help);
+    int code = opt_parse(table, argc, argv, &names);
+    if (!code) code = print_policies(&names, json);
     opt_list_free(&names);
     return code;
 }
