@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -22,7 +23,7 @@ static int same_file(const struct stat *a, const char *path) {
 
 static int check_target(const char *path, bool force, const char *const *inputs, int n_inputs) {
     struct stat st;
-    if (!*path) return err_set(ERR_USAGE, "-o: the file name is empty");
+    if (!*path) return err_set(ERR_USAGE, "the name of an output file is empty");
     if (stat(path, &st) != 0) {
         if (errno == ENOENT) return 0;
         return err_set(ERR_DATA, "%s: %s", path, strerror(errno));
@@ -36,40 +37,51 @@ static int check_target(const char *path, bool force, const char *const *inputs,
     return 0;
 }
 
-int outfile_begin(outfile *f, const char *path, bool force, const char *const *inputs, int n_inputs) {
-    *f = (outfile){.slot = -1};
-    TRY(check_target(path, force, inputs, n_inputs));
-    for (int i = 0; i < MAX_OPEN && f->slot < 0; i++)
-        if (!open_temps[i][0]) f->slot = i;
-    if (f->slot < 0) return err_set(ERR_DATA, "%s: too many output files at once", path);
-    text temp = {0};
-    TRY(text_add(&temp, "%s.%ld.tmp", path, (long)getpid()));
-    f->temp = temp.data;
-    f->path = mem_string(path);
-    if (!f->path || temp.n >= NAME_MAX_BYTES) {
-        mem_free(f->path);
-        mem_free(f->temp);
-        *f = (outfile){.slot = -1};
-        return err_set(ERR_DATA, "%s: name too long", path);
-    }
-    int fd = open(f->temp, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (fd < 0) {
-        int why = errno;
-        mem_free(f->path);
-        mem_free(f->temp);
-        *f = (outfile){.slot = -1};
-        return err_set(ERR_DATA, "%s: cannot be created: %s", path, strerror(why));
-    }
-    close(fd);
-    strcpy(open_temps[f->slot], f->temp);
-    return 0;
-}
-
 static void release(outfile *f) {
     if (f->slot >= 0) open_temps[f->slot][0] = 0;
     mem_free(f->path);
     mem_free(f->temp);
     *f = (outfile){.slot = -1};
+}
+
+static int choose_names(outfile *f, const char *path) {
+    text temp = {0};
+    TRY(text_add(&temp, "%s.%ld.tmp", path, (long)getpid()));
+    f->temp = temp.data;
+    f->path = mem_string(path);
+    if (!f->path) return ERR_DATA;
+    if (temp.n >= NAME_MAX_BYTES) return err_set(ERR_DATA, "%s: name too long", path);
+    /* One target under two spellings has one temporary file. */
+    struct stat st;
+    for (int i = 0; i < MAX_OPEN && stat(f->temp, &st) == 0; i++)
+        if (open_temps[i][0] && same_file(&st, open_temps[i]))
+            return err_set(ERR_USAGE, "%s: this command writes it twice; give its outputs different names", path);
+    return 0;
+}
+
+static int create(outfile *f) {
+    int slot = 0;
+    while (slot < MAX_OPEN && open_temps[slot][0]) slot++;
+    if (slot == MAX_OPEN) return err_set(ERR_DATA, "%s: too many output files at once", f->path);
+    f->slot = slot;
+    /* A signal may come at any time: the name is listed before the file is there, and its first byte last, so that the
+     * handler never sees half a name. */
+    memcpy(open_temps[slot] + 1, f->temp + 1, strlen(f->temp));
+    atomic_signal_fence(memory_order_seq_cst);
+    open_temps[slot][0] = f->temp[0];
+    int fd = open(f->temp, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (fd < 0) return err_set(ERR_DATA, "%s: cannot be created: %s", f->path, strerror(errno));
+    close(fd);
+    return 0;
+}
+
+int outfile_begin(outfile *f, const char *path, bool force, const char *const *inputs, int n_inputs) {
+    *f = (outfile){.slot = -1};
+    TRY(check_target(path, force, inputs, n_inputs));
+    int code = choose_names(f, path);
+    if (!code) code = create(f);
+    if (code) release(f);
+    return code;
 }
 
 int outfile_commit(outfile *f) {

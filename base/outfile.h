@@ -12,8 +12,8 @@ typedef struct outfile {
 } outfile;
 
 /* Check that `path` may be written (it does not exist, or `force`; its folder exists and is writable; it is none of
- * the n `inputs`, compared as files, not as names) and choose a temporary name. Creates the empty temporary file.
- * Returns 0, or ERR_DATA / ERR_USAGE with nothing to release. */
+ * the n `inputs` and no output begun before, compared as files, not as names) and choose a temporary name. Creates the
+ * empty temporary file. Returns 0, or ERR_DATA / ERR_USAGE with nothing to release. */
 int outfile_begin(outfile *f, const char *path, bool force, const char *const *inputs, int n_inputs);
 
 /* Sync the temporary file and give it its name. On failure the temporary file is gone. Releases f either way. */
