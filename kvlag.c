@@ -9,7 +9,10 @@
 #include "tracer/tracer.h"
 #include "traces/info.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -58,12 +61,17 @@ static void print_commands(void) {
         "\nkvlag help COMMAND lists the options of a command. Exit codes: 0 fine, 1 bad data or failed work, 2 usage.");
 }
 
+static bool asks_help(const char *word) {
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
 static int cmd_help(int argc, char **argv) {
     if (argc == 0) {
         print_commands();
         return 0;
     }
     if (argc > 1) return err_set(ERR_USAGE, "help: at most one COMMAND, got %d", argc);
+    if (asks_help(argv[0])) return cmd_help(0, NULL);
     const command *c = find(argv[0]);
     if (!c) return ERR_USAGE;
     printf("kvlag %s %s\n  %s\n\n", c->name, c->usage, c->help);
@@ -78,7 +86,7 @@ static int run(int argc, char **argv) {
         puts("kvlag " KVLAG_VERSION);
         return 0;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) return cmd_help(0, NULL);
+    if (asks_help(argv[1])) return cmd_help(0, NULL);
     const command *c = find(argv[1]);
     if (!c) return ERR_USAGE;
     return c->run(argc - 2, argv + 2);
@@ -89,14 +97,31 @@ static void interrupted(int signal_number) {
     _exit(128 + signal_number);
 }
 
+static void clean_up_on(int signal_number) {
+    if (signal(signal_number, SIG_IGN) != SIG_IGN) signal(signal_number, interrupted); /* nohup stays in force */
+}
+
+/* A closed standard stream would lend its number to the next file that is opened, and a message would land in it. */
+static void occupy_standard_streams(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) < 0) _exit(ERR_DATA);
+}
+
+static int finish_output(void) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    return err_set(ERR_DATA, "standard output: %s", errno ? strerror(errno) : "write failed");
+}
+
 int main(int argc, char **argv) {
-    signal(SIGINT, interrupted);
-    signal(SIGTERM, interrupted);
-    signal(SIGXFSZ, SIG_IGN); /* a full quota is a failed write, not the end of the process */
+    occupy_standard_streams();
+    clean_up_on(SIGINT);
+    clean_up_on(SIGTERM);
+    clean_up_on(SIGHUP);
+    signal(SIGXFSZ, SIG_IGN);     /* a full quota is a failed write, not the end of the process */
     signal(SIGPIPE, interrupted); /* `| head` is no error; the gnuplot pipe guards itself */
     int code = run(argc, argv);
     if (code == OPT_HELPED) code = 0;
+    if (!code) code = finish_output();
     if (code) fprintf(stderr, "kvlag: %s\n", err_message());
-    if (fflush(stdout) != 0 && !code) code = ERR_DATA;
     return code;
 }
