@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIST_MAX = 256 };
+enum { LIST_MAX = 256, ASKS_MAX = 10000 };
 
 static const char *const default_specs[] = {
     "full",         "window", "streaming", "random", "lru", "ema", "h2o", "tova", "rmm", "oracle(mass,hold=lag)",
@@ -59,7 +59,7 @@ static int add_budget(text_list *out, const char *item) {
     if (text_parse_number(number, &x) != 0 || (!share && x != floor(x)))
         return err_set(ERR_USAGE, "-b '%s': want tokens (64) or a share (25%%)", item);
     if (share && !(x > 0 && x <= 100)) return err_set(ERR_USAGE, "-b '%s': a share lies in 0%%..100%%", item);
-    if (!share && !(x >= 1 && x <= 1e9)) return err_set(ERR_USAGE, "-b '%s': a budget is at least 1 token", item);
+    if (!share && !(x >= 1 && x <= 1e9)) return err_set(ERR_USAGE, "-b '%s': a budget is 1 to 1e9 tokens", item);
     snprintf(canonical, sizeof canonical, "%s%s",
              share ? text_number(shortest, x) : (snprintf(shortest, 32, "%.0f", x), shortest), share ? "%" : "");
     return push(out, "-b", canonical);
@@ -80,7 +80,8 @@ static int add_range(text_list *out, const char *item) {
     double from, to, step;
     char a[POLICY_TEXT_MAX], b[POLICY_TEXT_MAX], c[POLICY_TEXT_MAX], one[POLICY_TEXT_MAX];
     bool times;
-    if (sscanf(item, "%63[^:]:%63[^:]:%63[^:]", a, b, c) != 3)
+    int used = 0;
+    if (sscanf(item, "%63[^:]:%63[^:]:%63[^:]%n", a, b, c, &used) != 3 || item[used])
         return err_set(ERR_USAGE, "-L '%s': want FROM:TO:STEP or FROM:TO:xFACTOR", item);
     times = c[0] == 'x';
     if (text_parse_number(a, &from) || text_parse_number(b, &to) || text_parse_number(c + times, &step) || from < 0 ||
@@ -145,6 +146,7 @@ static bool same_ask(const sim_ask *a, const sim_ask *b) {
 static int push_ask(grid *g, const sim_ask *ask) {
     for (size_t i = 0; i < g->out->n; i++)
         if (same_ask(&g->out->ask[i], ask)) return 0;
+    if (g->out->n == ASKS_MAX) return err_set(ERR_USAGE, "more than %d configurations in one call", ASKS_MAX);
     TRY(mem_grow((void **)&g->out->ask, &g->out->capacity, g->out->n + 1, sizeof *ask, "configurations"));
     g->out->ask[g->out->n++] = *ask;
     return 0;
@@ -378,6 +380,8 @@ static int resolve_guards(const sim_ask *ask, sim_config *c) {
     /* mix(memory=first:8) cuts its evidence off at row i+8: that is a lag, fixed by the spec. */
     if (c->lag < 0 && memory && memory->word == MEMORY_FIRST) c->lag = (int32_t)memory->number;
     c->target = schedule_target(c);
+    if (c->take_max && !(c->setup.needs & NEEDS_ROW))
+        return err_set(ERR_USAGE, "row=max: %s does not look at its own row", ask->policy->name);
     return check_guards(c);
 }
 

@@ -53,7 +53,7 @@ static int count_canonical(const policy_param *p, const char *value, char *out) 
     if (text_parse_number(value, &x) != 0 || x != floor(x))
         return err_set(ERR_USAGE, "%s=%s is not a whole number (or an expression such as budget/2)", p->name, value);
     if (x < p->min || x > p->max) return out_of_range(p, value);
-    snprintf(out, POLICY_TEXT_MAX, "%.0f", x);
+    snprintf(out, POLICY_TEXT_MAX, "%.0f", x + 0.0); /* -0 becomes 0 */
     return 0;
 }
 

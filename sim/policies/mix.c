@@ -67,8 +67,8 @@ int mix_check_memory(mix_memory kind, double argument) {
         return err_set(ERR_USAGE, "memory %s: %g does not lie in 0..1", memory_kinds[kind].name, argument);
     if (kind == MEMORY_RECENT && !(argument >= 1 && argument <= 4096 && argument == floor(argument)))
         return err_set(ERR_USAGE, "memory recent: %g is not a whole number of rows in 1..4096", argument);
-    if (kind == MEMORY_FIRST && !(argument >= 0 && argument == floor(argument)))
-        return err_set(ERR_USAGE, "memory first: %g is not a whole number of rows", argument);
+    if (kind == MEMORY_FIRST && !(argument >= 0 && argument <= 1e9 && argument == floor(argument)))
+        return err_set(ERR_USAGE, "memory first: %g is not a whole number of rows in 0..1e9", argument);
     return 0;
 }
 
