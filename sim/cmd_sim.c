@@ -32,7 +32,7 @@ typedef struct job {
     trace **trace;
     sim_flags flags;
     sim_asks asks;
-    size_t *number; /* [asks.n] each ask's number among those that run in any sequence */
+    size_t *number; /* [asks.n][sequences] see number_configs; NULL where no lifetimes are written */
     sweep_options options;
     pool *pool;
     lifetimes *given;
@@ -96,22 +96,35 @@ static int check_command(const job *j) {
     return 0;
 }
 
+static bool can_out_err(const trace *t) {
+    bool can = trace_has_wo(t);
+    for (size_t seq = 0; seq < trace_n_sequences(t); seq++) can &= trace_get_sequence(t, seq)->has_v;
+    return can;
+}
+
 static int choose_metrics(job *j) {
-    bool can_out_err = trace_has_wo(j->trace[0]) && trace_get_sequence(j->trace[0], 0)->has_v;
     if (!j->metrics) {
-        j->options.out_err = can_out_err;
-        if (!can_out_err) say("out_err is left out: %s has no attn/v or model/wo", trace_path(j->trace[0]));
+        j->options.out_err = true;
+        for (size_t i = 0; i < j->traces.n; i++) j->options.out_err &= can_out_err(j->trace[i]);
         return 0;
     }
-    for (const char *s = j->metrics; *s;) {
+    for (const char *s = j->metrics;; s++) {
         size_t n = strcspn(s, ",");
-        if (n == 9 && strncmp(s, "lost_mass", n) == 0) {
-        } else if (n == 7 && strncmp(s, "out_err", n) == 0) j->options.out_err = true;
+        if (n == 7 && strncmp(s, "out_err", n) == 0) j->options.out_err = true;
         else if (n == 13 && strncmp(s, "out_err=exact", n) == 0) j->options.out_err = j->options.out_err_exact = true;
-        else return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, out_err, out_err=exact", (int)n, s);
-        s += n + (s[n] == ',');
+        else if (n != 9 || strncmp(s, "lost_mass", n) != 0)
+            return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, out_err, out_err=exact", (int)n, s);
+        s += n;
+        if (!*s) return 0;
     }
-    return 0;
+}
+
+/* A line for what is missing, once the call is known to be a good one. */
+static void say_what_is_left_out(const job *j) {
+    if (j->metrics || j->options.out_err) return;
+    size_t i = 0;
+    while (can_out_err(j->trace[i])) i++;
+    say("out_err is left out: %s has no attn/v or model/wo", trace_path(j->trace[i]));
 }
 
 /* ---- traces -------------------------------------------------------------------------------------------------------
@@ -137,12 +150,16 @@ static bool seen_before(const job *j, size_t index) {
     return false;
 }
 
-static int check_prompt(const job *j, const trace *t, size_t seq) {
+static int32_t prompt_of(const job *j, const trace_sequence *s) {
+    return j->n_prompt >= 0 ? (int32_t)j->n_prompt : s->n_prompt;
+}
+
+static int check_sequence(const job *j, const trace *t, size_t seq) {
     const trace_sequence *s = trace_get_sequence(t, seq);
     if (j->n_prompt > s->n_tokens)
         return err_set(ERR_USAGE, "--prompt %lld: sequence %zu of %s has %d tokens", j->n_prompt, seq, trace_path(t),
                        s->n_tokens);
-    return 0;
+    return sweep_check_sequence(t, seq, prompt_of(j, s), &j->options);
 }
 
 /* ---- configurations of one sequence -------------------------------------------------------------------------------
@@ -167,43 +184,85 @@ static int add_row(job *j, size_t trace_index, size_t config, size_t result, row
     return 0;
 }
 
-/* A point that cannot run: an error where it was asked for alone, a line where it is one of many. */
-static int skip(job *j, const sim_ask *ask, const char *label, size_t seq, int code) {
+/* A comment is one line, whatever the name of a file holds. */
+static int end_comment(text *t, size_t from) {
+    for (size_t i = from; i < t->n; i++)
+        if ((unsigned char)t->data[i] < 0x20) t->data[i] = '?';
+    return text_add(t, "\n");
+}
+
+/* A point that cannot run is an error where it was asked for alone ... */
+static int refuse(const sim_ask *ask, int code) {
     char *name = sim_ask_name(ask);
     if (!name) return ERR_DATA;
-    if (!ask->in_grid) {
-        err_prefix(code, "%s", name);
-    } else {
-        say("skipped %s: %s", name, err_message());
-        code = text_add(&j->skipped, "# skipped: %s seq %zu %s: %s\n", label, seq, name, err_message());
-    }
+    err_prefix(code, "%s", name);
     mem_free(name);
     return code;
+}
+
+/* ... and a line where it is one of many. */
+static int skip(job *j, const sim_ask *ask, const char *label, size_t seq) {
+    char *name = sim_ask_name(ask);
+    if (!name) return ERR_DATA;
+    say("skipped %s: %s", name, err_message());
+    size_t from = j->skipped.n;
+    int code = text_add(&j->skipped, "# skipped: %s seq %zu %s: %s", label, seq, name, err_message());
+    mem_free(name);
+    return code ? code : end_comment(&j->skipped, from);
 }
 
 /* Can this ask run in this sequence? *c is to be freed either way. */
 static int resolve_ask(const job *j, const sim_ask *ask, const trace *t, size_t seq, sim_config *c) {
     const trace_sequence *s = trace_get_sequence(t, seq);
     TRY(sim_config_resolve(ask, &j->flags, s->n_tokens, s->n_prompt, c));
-    return ask->optional ? sweep_check(t, seq, c, &j->options) : 0;
+    return ask->optional ? sweep_check_policy(t, seq, c) : 0;
 }
 
-/* Lifetimes files number their configurations without gaps, whatever is skipped. */
-static int number_asks(job *j) {
-    size_t next = 0;
-    j->number = mem_new(j->asks.n, sizeof *j->number, "configurations");
-    if (!j->number) return ERR_DATA;
-    for (size_t a = 0; a < j->asks.n; a++) {
-        bool runs = false;
-        for (size_t i = 0; i < j->traces.n; i++)
-            for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]) && !runs; seq++) {
-                sim_config c;
-                runs = resolve_ask(j, &j->asks.ask[a], j->trace[i], seq, &c) == 0;
-                sim_config_free(&c);
-            }
-        j->number[a] = next;
-        next += runs;
+/* An error if the ask must run in this sequence and cannot. */
+static int check_ask(const job *j, const sim_ask *ask, const trace *t, size_t seq) {
+    sim_config c;
+    int code = resolve_ask(j, ask, t, seq, &c);
+    if (code) code = ask->in_grid ? 0 : refuse(ask, code);
+    else if (!ask->optional) code = sweep_check_policy(t, seq, &c);
+    sim_config_free(&c);
+    return code;
+}
+
+/* Find what cannot work before any work is done. */
+static int check_asks(const job *j) {
+    for (size_t i = 0; i < j->traces.n; i++)
+        for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]); seq++) {
+            TRY(check_sequence(j, j->trace[i], seq));
+            for (size_t a = 0; a < j->asks.n; a++) TRY(check_ask(j, &j->asks.ask[a], j->trace[i], seq));
+        }
+    return 0;
+}
+
+/* The numbers of one ask's configurations, from *next on: one for all sequences in which it resolves to the same
+ * values ("budget/2" of a share differs with the length). */
+static int number_ask(const job *j, const sim_ask *ask, size_t n_seq, size_t *number, size_t *next) {
+    sim_config *c = mem_new(n_seq, sizeof *c, "configurations");
+    if (!c) return ERR_DATA;
+    for (size_t seq = 0; seq < n_seq; seq++) {
+        if (resolve_ask(j, ask, j->trace[0], seq, &c[seq])) {
+            sim_config_free(&c[seq]);
+            continue;
+        }
+        size_t k = 0;
+        while (!c[k].resolved || strcmp(c[k].resolved, c[seq].resolved) != 0) k++;
+        number[seq] = k < seq ? number[k] : (*next)++;
     }
+    for (size_t seq = 0; seq < n_seq; seq++) sim_config_free(&c[seq]);
+    mem_free(c);
+    return 0;
+}
+
+/* A lifetimes file numbers its configurations in the order of the asks, without gaps, whatever is skipped. */
+static int number_configs(job *j) {
+    size_t n_seq = trace_n_sequences(j->trace[0]), next = 0;
+    j->number = mem_new(j->asks.n * n_seq, sizeof *j->number, "configurations");
+    if (!j->number) return ERR_DATA;
+    for (size_t a = 0; a < j->asks.n; a++) TRY(number_ask(j, &j->asks.ask[a], n_seq, j->number + a * n_seq, &next));
     return 0;
 }
 
@@ -214,12 +273,12 @@ static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
     int code = resolve_ask(j, ask, t, seq, &c);
     if (code) {
         sim_config_free(&c);
-        return skip(j, ask, trace_label(t), seq, code);
+        return skip(j, ask, trace_label(t), seq);
     }
     size_t k = 0;
     while (k < p->n && !same_config(&p->config[k], &c)) k++;
     row *r;
-    code = add_row(j, trace_index, j->number[a], j->first_result + k, &r);
+    code = add_row(j, trace_index, j->number ? j->number[a * trace_n_sequences(t) + seq] : 0, j->first_result + k, &r);
     if (!code) code = results_key_of(trace_label(t), seq, &c, &r->key);
     if (!code && k == p->n) code = mem_grow((void **)&p->config, &p->capacity, p->n + 1, sizeof c, "configurations");
     if (code || k < p->n) sim_config_free(&c);
@@ -265,7 +324,7 @@ static int sweep(job *j, size_t trace_index, size_t seq, const sim_config *confi
 
 static int sweep_asks(job *j, size_t trace_index, size_t seq) {
     plan p = {0};
-    int code = check_prompt(j, j->trace[trace_index], seq);
+    int code = 0;
     for (size_t a = 0; a < j->asks.n && !code; a++) code = plan_ask(j, &p, trace_index, seq, a);
     if (!code) code = sweep(j, trace_index, seq, p.config, p.n, NULL);
     for (size_t i = 0; i < p.n; i++) sim_config_free(&p.config[i]);
@@ -299,31 +358,30 @@ static int given_key(const job *j, size_t config, size_t seq, int32_t n_prompt, 
     return 0;
 }
 
+static int read_given(void *context, size_t index, int32_t *out) {
+    const job *j = context;
+    const trace_model *m = trace_get_model(j->trace[0]);
+    const row *r = &j->rows[j->first_row + index];
+    return lifetimes_read(j->given, r->config, r->key.seq, m->n_layer, m->n_kv_head,
+                          trace_get_sequence(j->trace[0], r->key.seq)->n_tokens, out);
+}
+
 static int sweep_given_seq(job *j, size_t seq) {
-    trace *t = j->trace[0];
-    const trace_model *m = trace_get_model(t);
-    const trace_sequence *s = trace_get_sequence(t, seq);
-    size_t n = lifetimes_n_configs(j->given), k = 0,
-           cells = (size_t)m->n_layer * (size_t)m->n_kv_head * (size_t)s->n_tokens;
-    int32_t n_prompt = j->n_prompt >= 0 ? (int32_t)j->n_prompt : s->n_prompt;
+    size_t n = lifetimes_n_configs(j->given), k = 0;
+    int32_t n_prompt = prompt_of(j, trace_get_sequence(j->trace[0], seq));
     sim_config *configs = mem_new(n, sizeof *configs, "configurations");
-    int32_t **evict_at = mem_new(n, sizeof *evict_at, "lifetimes");
-    int code = configs && evict_at ? check_prompt(j, t, seq) : ERR_DATA;
+    int code = configs ? 0 : ERR_DATA;
     for (size_t i = 0; i < n && !code; i++) {
         row *r;
         if (!lifetimes_get_seq(j->given, i, seq)) continue;
         configs[k] = (sim_config){.n_prompt = n_prompt};
-        evict_at[k] = mem_new(cells, sizeof **evict_at, "lifetimes");
-        code = evict_at[k] ? lifetimes_read(j->given, i, seq, m->n_layer, m->n_kv_head, s->n_tokens, evict_at[k])
-                           : ERR_DATA;
-        if (!code) code = add_row(j, 0, i, j->first_result + k, &r);
+        code = add_row(j, 0, i, j->first_result + k, &r);
         if (!code) code = given_key(j, i, seq, n_prompt, &r->key);
         k++;
     }
-    sweep_given given = {.evict_at = (const int32_t *const *)evict_at};
+    sweep_given given = {.read = read_given, .context = j};
+    if (!code && k) code = check_sequence(j, j->trace[0], seq);
     if (!code) code = sweep(j, 0, seq, configs, k, &given);
-    for (size_t i = 0; i < k && evict_at; i++) mem_free(evict_at[i]);
-    mem_free(evict_at);
     mem_free(configs);
     return code;
 }
@@ -334,6 +392,13 @@ static int open_given(job *j) {
     if (*hash && strcmp(hash, trace_hash(j->trace[0])) != 0)
         return err_set(ERR_DATA, "%s: made from another trace (%s, content %s) than %s (content %s)", j->from_lifetimes,
                        lifetimes_label(j->given), hash, trace_path(j->trace[0]), trace_hash(j->trace[0]));
+    size_t n_seq = trace_n_sequences(j->trace[0]);
+    for (size_t i = 0; i < lifetimes_n_configs(j->given); i++) {
+        size_t last = lifetimes_sequence_number(j->given, i, lifetimes_n_sequences(j->given, i) - 1);
+        if (last >= n_seq)
+            return err_set(ERR_DATA, "%s: configuration %zu has sequence %zu, but %s has %zu", j->from_lifetimes, i,
+                           last, trace_path(j->trace[0]), n_seq);
+    }
     return 0;
 }
 
@@ -346,11 +411,17 @@ static const char *form_read(const job *j, size_t trace_index) {
 }
 
 static int compose(const job *j, text *csv) {
-    TRY(text_add(csv, "# kvlag results v1\n# command: %s\n", j->command));
-    for (size_t i = 0; i < j->traces.n; i++)
-        if (!seen_before(j, i))
-            TRY(text_add(csv, "# trace: %s %s attention=%s\n", trace_label(j->trace[i]), trace_hash(j->trace[i]),
-                         form_read(j, i)));
+    TRY(text_add(csv, "# kvlag results v1\n"));
+    size_t from = csv->n;
+    TRY(text_add(csv, "# command: %s", j->command));
+    TRY(end_comment(csv, from));
+    for (size_t i = 0; i < j->traces.n; i++) {
+        if (seen_before(j, i)) continue;
+        from = csv->n;
+        TRY(text_add(csv, "# trace: %s %s attention=%s", trace_label(j->trace[i]), trace_hash(j->trace[i]),
+                     form_read(j, i)));
+        TRY(end_comment(csv, from));
+    }
     TRY(text_add(csv, "# calibration: none\n# positions: original positions, open loop\n"));
     int64_t floored = 0;
     for (size_t i = 0; i < j->n_rows; i++) floored += j->results[j->rows[i].result].floored;
@@ -380,23 +451,33 @@ static int write_blocks(const job *j, blocks_writer *b) {
 static int write_file(const outfile *f, const text *content) {
     FILE *out = fopen(f->temp, "wb");
     if (!out) return err_set(ERR_DATA, "%s: cannot be written", f->path);
-    bool good = fwrite(content->data, 1, content->n, out) == content->n;
-    good &= fclose(out) == 0;
-    return good ? 0 : err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(errno));
+    int why = fwrite(content->data, 1, content->n, out) == content->n ? 0 : errno;
+    if (fclose(out) != 0 && !why) why = errno;
+    return why ? err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(why)) : 0;
 }
 
-static int write_results(job *j, outfile *csv_file, blocks_writer *blocks) {
+static int write_csv(const job *j, const outfile *f) {
     text csv = {0};
     int code = compose(j, &csv);
-    if (!code) code = write_file(csv_file, &csv);
-    if (!code) code = write_blocks(j, blocks);
+    if (!code) code = write_file(f, &csv);
     text_free(&csv);
-    if (code) {
-        blocks_writer_abort(blocks);
-        return code;
-    }
-    TRY(blocks_writer_finish(blocks));
-    return outfile_commit(csv_file);
+    return code;
+}
+
+static int finish_lifetimes(job *j) {
+    lifetimes_writer *w = j->lifetimes_out;
+    j->lifetimes_out = NULL;
+    return w ? lifetimes_writer_finish(w) : 0;
+}
+
+/* The blocks file is opened last, since its size is known last. That it can be is made sure first. */
+static int try_blocks(const job *j, const char *const *inputs, int n_inputs) {
+    outfile f;
+    char *path = results_blocks_path(j->out);
+    int code = path ? outfile_begin(&f, path, j->force, inputs, n_inputs) : ERR_DATA;
+    if (!code) outfile_abort(&f);
+    mem_free(path);
+    return code;
 }
 
 static int open_blocks(const job *j, blocks_writer **out) {
@@ -411,6 +492,21 @@ static int open_blocks(const job *j, blocks_writer **out) {
     int code = blocks_writer_new(path, j->force, j->n_rows, n_layer, n_head, 0, false, out);
     mem_free(path);
     return code;
+}
+
+/* What may still fail comes first, and the CSV, which vouches for the others, appears last. */
+static int write_results(job *j, outfile *csv) {
+    blocks_writer *blocks;
+    TRY(write_csv(j, csv));
+    TRY(open_blocks(j, &blocks));
+    int code = write_blocks(j, blocks);
+    if (!code) code = finish_lifetimes(j);
+    if (code) {
+        blocks_writer_abort(blocks);
+        return code;
+    }
+    TRY(blocks_writer_finish(blocks));
+    return outfile_commit(csv);
 }
 
 /* ---- the command --------------------------------------------------------------------------------------------------
@@ -441,7 +537,10 @@ static int prepare(job *j) {
         .keep_lifetimes = j->lifetimes != NULL, .memory = (size_t)j->memory, .done = write_lifetimes, .context = j};
     if (j->attention) j->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
     TRY(choose_metrics(j));
-    return j->from_lifetimes ? open_given(j) : number_asks(j);
+    TRY(j->from_lifetimes ? open_given(j) : check_asks(j));
+    if (j->lifetimes && !j->from_lifetimes) TRY(number_configs(j));
+    say_what_is_left_out(j);
+    return 0;
 }
 
 static int work(job *j, outfile *csv) {
@@ -454,13 +553,9 @@ static int work(job *j, outfile *csv) {
     if (j->lifetimes)
         TRY(lifetimes_writer_new(j->lifetimes, j->force, inputs, n_inputs, trace_label(j->trace[0]),
                                  trace_hash(j->trace[0]), &j->lifetimes_out));
+    TRY(try_blocks(j, inputs, n_inputs));
     TRY(sweep_all(j));
-    blocks_writer *blocks;
-    TRY(open_blocks(j, &blocks));
-    TRY(write_results(j, csv, blocks));
-    lifetimes_writer *lifetimes_out = j->lifetimes_out;
-    j->lifetimes_out = NULL;
-    if (lifetimes_out) TRY(lifetimes_writer_finish(lifetimes_out));
+    TRY(write_results(j, csv));
     double seconds = progress_seconds() - start;
     say("%s: %zu rows from %zu configurations in %.2f s (%.3f s each), memory planned %.1f MiB (%.1f fixed, up to %.2f "
         "a configuration, %d pass%s)",

@@ -15,7 +15,8 @@ enum { TILE_MOST = 64, TILE_LEAST = 8, TILE_BYTES = 8 << 20, ROWS_A_TASK = 8, CO
 typedef struct run {
     const sim_config *c;
     sweep_result *out;
-    const int32_t *given;              /* [n_layer][n_kv_head][T] lifetimes to price, or NULL */
+    bool is_given;
+    int32_t *given;                    /* [n_layer][n_kv_head][T] lifetimes to price, where is_given */
     int n_units;                       /* units in a layer: n_kv_head or 1 */
     replay **replay;                   /* [n_units] */
     int32_t *evict_at;                 /* [n_units][stride] of the current layer */
@@ -70,10 +71,10 @@ typedef struct pass {
 /* ---- what is asked of the trace -----------------------------------------------------------------------------------
  */
 
-int sweep_check(const trace *t, size_t seq, const sim_config *config, const sweep_options *options) {
+int sweep_check_sequence(const trace *t, size_t seq, int32_t n_prompt, const sweep_options *options) {
     const trace_sequence *s = trace_get_sequence(t, seq);
     const char *name = trace_path(t);
-    int32_t n_prompt = config->n_prompt, counted = 0;
+    int32_t counted = 0;
     if (options->form == TRACE_DENSE && !s->has_dense) return err_set(ERR_DATA, "%s: trace has no attn/probs", name);
     if (options->form == TRACE_FACTORED && !s->has_factored)
         return err_set(ERR_DATA, "%s: trace has no attn/q and attn/k", name);
@@ -81,14 +82,19 @@ int sweep_check(const trace *t, size_t seq, const sim_config *config, const swee
     if (options->out_err && !s->has_v) return err_set(ERR_DATA, "%s: trace has no attn/v, which out_err needs", name);
     if (options->out_err && !trace_has_wo(t))
         return err_set(ERR_DATA, "%s: trace has no model/wo, which out_err needs", name);
-    if ((config->setup.needs & NEEDS_CORRECT) && !s->correct)
-        return err_set(ERR_DATA, "%s: trace has no logits/correct, which %s needs", name, config->spec);
-    if ((config->setup.needs & NEEDS_CONFIDENCE) && !s->target_logprob)
-        return err_set(ERR_DATA, "%s: trace has no logits/target_logprob, which %s needs", name, config->spec);
     for (int32_t step = n_prompt; step < s->n_tokens - 1; step++) counted += !s->counted || s->counted[step];
     if (!counted)
         return err_set(ERR_DATA, "%s: no counted step in sequence %zu (%d tokens, prompt %d)", name, seq, s->n_tokens,
                        n_prompt);
+    return 0;
+}
+
+int sweep_check_policy(const trace *t, size_t seq, const sim_config *config) {
+    const trace_sequence *s = trace_get_sequence(t, seq);
+    if ((config->setup.needs & NEEDS_CORRECT) && !s->correct)
+        return err_set(ERR_DATA, "%s: trace has no logits/correct, which %s needs", trace_path(t), config->spec);
+    if ((config->setup.needs & NEEDS_CONFIDENCE) && !s->target_logprob)
+        return err_set(ERR_DATA, "%s: trace has no logits/target_logprob, which %s needs", trace_path(t), config->spec);
     return 0;
 }
 
@@ -97,6 +103,10 @@ int sweep_check(const trace *t, size_t seq, const sim_config *config, const swee
 
 static int units_of(const pass *w, const sim_config *c) {
     return c->unit_layer ? 1 : w->m->n_kv_head;
+}
+
+static size_t lifetimes_cells(const pass *w) {
+    return (size_t)w->m->n_layer * (size_t)w->m->n_kv_head * (size_t)w->n_tokens;
 }
 
 /* Carve a run's arrays out of `block` (NULL: only count). */
@@ -109,16 +119,15 @@ static size_t carve_run(const pass *w, run *r, void *block) {
     r->left_end = mem_carve(&m, units, sizeof *r->left_end);
     r->sums = mem_carve(&m, (size_t)w->tile * heads * (size_t)(1 + w->n_streams), sizeof *r->sums);
     r->head_lost = mem_carve(&m, (size_t)w->m->n_layer * heads, sizeof *r->head_lost);
+    r->given = mem_carve(&m, r->is_given ? lifetimes_cells(w) : 0, sizeof *r->given);
     return m.used;
 }
 
 static size_t run_bytes(const pass *w, const sim_config *c, bool given) {
-    run r = {.n_units = given ? w->m->n_kv_head : units_of(w, c)};
-    size_t bytes = carve_run(w, &r, NULL), lifetimes = 0;
+    run r = {.n_units = given ? w->m->n_kv_head : units_of(w, c), .is_given = given};
+    size_t bytes = carve_run(w, &r, NULL);
     if (!given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens);
-    if (w->o->keep_lifetimes)
-        lifetimes = (size_t)w->m->n_layer * (size_t)w->m->n_kv_head * (size_t)w->n_tokens * sizeof(int32_t);
-    return bytes + lifetimes;
+    return bytes + (w->o->keep_lifetimes ? lifetimes_cells(w) * sizeof(int32_t) : 0);
 }
 
 static void choose_tile(pass *w) {
@@ -171,12 +180,11 @@ static int start_run(pass *w, run *r) {
         return ERR_DATA;
     }
     carve_run(w, r, block);
-    for (int u = 0; u < r->n_units && !r->given; u++) TRY(replay_new(r->c, w->n_tokens, &r->replay[u]));
+    for (int u = 0; u < r->n_units && !r->is_given; u++) TRY(replay_new(r->c, w->n_tokens, &r->replay[u]));
     sweep_result *out = r->out;
     *out = (sweep_result){0};
     if (w->o->keep_lifetimes) {
-        size_t units = (size_t)w->m->n_layer * (size_t)w->m->n_kv_head;
-        out->evict_at = mem_new(units * (size_t)w->n_tokens, sizeof *out->evict_at, "lifetimes");
+        out->evict_at = mem_new(lifetimes_cells(w), sizeof *out->evict_at, "lifetimes");
         if (!out->evict_at) return ERR_DATA;
     }
     size_t cells = (size_t)w->m->n_layer * (size_t)w->m->n_head;
@@ -195,7 +203,7 @@ static void list_tasks(pass *w) {
     w->n_tasks = 0;
     for (int unit = 0; unit < w->m->n_kv_head; unit++)
         for (size_t i = 0; i < w->n_runs; i++)
-            if (unit < w->runs[i].n_units && !w->runs[i].given) w->tasks[w->n_tasks++] = (task){&w->runs[i], unit};
+            if (unit < w->runs[i].n_units && !w->runs[i].is_given) w->tasks[w->n_tasks++] = (task){&w->runs[i], unit};
 }
 
 /* ---- a tile -------------------------------------------------------------------------------------------------------
@@ -365,7 +373,7 @@ static void load_given(pass *w, run *r) {
 }
 
 static void begin_layer(pass *w, run *r) {
-    if (r->given) {
+    if (r->is_given) {
         load_given(w, r);
         return;
     }
@@ -446,7 +454,6 @@ static void finish_run(pass *w, run *r) {
 }
 
 static int work_layers(pass *w, double progress) {
-    for (size_t i = 0; i < w->n_runs; i++) TRY(start_run(w, &w->runs[i]));
     list_tasks(w);
     for (w->layer = 0; w->layer < w->m->n_layer; w->layer++) {
         int code = trace_layer_open(w->t, w->seq, w->layer, w->o->form, w->p, &w->attention);
@@ -478,8 +485,10 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     int code = w->runs && w->tasks ? 0 : ERR_DATA;
     for (size_t i = 0; i < n && !code; i++) {
         const sim_config *c = &configs[from + i];
-        w->runs[i] = (run){.c = c, .out = &results[from + i], .given = given ? given->evict_at[from + i] : NULL};
+        w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = given != NULL};
         w->runs[i].n_units = given ? w->m->n_kv_head : units_of(w, c);
+        code = start_run(w, &w->runs[i]);
+        if (!code && given) code = given->read(given->context, from + i, w->runs[i].given);
     }
     if (!code) code = work_layers(w, progress);
     if (!code) code = hand_over(w, from);
@@ -524,7 +533,8 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     const trace_sequence *s = trace_get_sequence(t, seq);
     memset(results, 0, n * sizeof *results);
     *cost = (sweep_cost){0};
-    for (size_t i = 0; i < n; i++) TRY(sweep_check(t, seq, &configs[i], options));
+    TRY(sweep_check_sequence(t, seq, configs[0].n_prompt, options));
+    for (size_t i = 0; i < n; i++) TRY(sweep_check_policy(t, seq, &configs[i]));
     pass w = {.t = t, .seq = seq, .m = m, .s = s, .o = options, .p = p, .n_tokens = s->n_tokens};
     w.n_prompt = configs[0].n_prompt;
     w.stride = kernel_pad((size_t)s->n_tokens);

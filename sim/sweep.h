@@ -44,16 +44,22 @@ struct sweep_result {
 
 void sweep_result_free(sweep_result *r);
 
-/* The lifetimes to price instead of a policy's: [n_layer][n_kv_head][T] for each configuration, or NULL. Configurations
- * then only carry n_prompt. */
+/* Lifetimes to price instead of a policy's; configurations then only carry n_prompt. */
 typedef struct sweep_given {
-    const int32_t *const *evict_at; /* [n] */
+    /* Fill out [n_layer][n_kv_head][T] with those of configuration `index`. Called by the main thread, in order, when
+     * the configuration's turn comes. Returns 0 or an error. */
+    int (*read)(void *context, size_t index, int32_t *out);
+    void *context;
 } sweep_given;
 
-/* `configs` [n] resolved for this sequence. `results` [n] are filled. Fails by name where the trace lacks something or
- * `memory` is too small for even one configuration. */
+/* `configs` [n] resolved for this sequence; `given` NULL replays their policies. `results` [n] are filled. Fails by
+ * name where the trace lacks something or `memory` is too small for even one configuration. */
 int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, const sweep_given *given,
                    const sweep_options *options, pool *p, sweep_result *results, sweep_cost *cost);
 
-/* What a configuration and these metrics need from a sequence: 0, or ERR_DATA "trace has no logits/correct ...". */
-int sweep_check(const trace *t, size_t seq, const sim_config *config, const sweep_options *options);
+/* Can these metrics be computed from this sequence, with n_prompt steps that see everything? 0, or ERR_DATA "trace has
+ * no attn/v ...". */
+int sweep_check_sequence(const trace *t, size_t seq, int32_t n_prompt, const sweep_options *options);
+
+/* Has the trace what the configuration's policy looks at? 0, or ERR_DATA "trace has no logits/correct ...". */
+int sweep_check_policy(const trace *t, size_t seq, const sim_config *config);

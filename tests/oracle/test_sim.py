@@ -99,7 +99,7 @@ class Results:
 
     def evict_at(self, row):
         """The lifetimes of a row, found by its key."""
-        key = ("policy", "spec", "budget_asked", "lag", "unit", "schedule", "pending")
+        key = ("policy", "spec", "budget_asked", "lag", "unit", "schedule", "pending", "resolved")
         found = [seqs for attributes, seqs in self.configs if all(attributes[k] == row[k] for k in key)]
         assert len(found) == 1, f"{len(found)} lifetimes for {[row[k] for k in key]}"
         attributes, evict_at = found[0][int(row["seq"])]
