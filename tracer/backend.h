@@ -7,6 +7,7 @@
 #include "base/pool.h"
 #include "tracer/model.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,9 +37,26 @@ typedef struct forward_sink {
     /* Logits of steps row0 .. row0+n-1, ascending: row r at logits + r*stride, n_vocab values, 64-byte aligned, padded
      * to a multiple of 16. On the caller's thread; the values may be overwritten. */
     int (*logits)(void *context, int32_t row0, int32_t n, float *logits, size_t stride);
+    /* The final hidden states after the output norm, of all T tokens: row t at x + t*stride, n_embd values. Once, on
+     * the caller's thread, before any logits; what backend.project takes. */
+    int (*hidden)(void *context, const float *x, size_t stride);
 } forward_sink;
 
 typedef struct backend_state backend_state;
+
+/* Copies of the model that read the same text side by side, token by token, each with a cache of its own that may lose
+ * entries: closed loop. Entries keep their original positions. */
+typedef struct backend_steps backend_steps;
+
+/* What step t came to. Memory of the steps, valid until the next call. */
+typedef struct step_view {
+    const float *logits; /* copy c at logits + c*ld_logits, n_vocab values */
+    size_t ld_logits;
+    /* Probabilities of copy c, layer l, head h: [t+1] at rows[c] + (l*n_head + h)*ld_rows, 0 at entries that are out of
+     * reach or forgotten. rows[c] is NULL for a copy that wants none. */
+    float *const *rows;
+    size_t ld_rows;
+} step_view;
 
 typedef struct backend {
     const char *name, *compute; /* "cpu", "f32" */
@@ -53,4 +71,18 @@ typedef struct backend {
      * any number of threads, and changing token t changes no bit of earlier rows. */
     int (*forward)(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at,
                    const forward_sink *sink);
+    /* Logits of n rows of final hidden states: row r at out + r*stride_out, n_vocab values. Strides are multiples of
+     * 16, rows 64-byte aligned. The bits of a row do not depend on the other rows, only on n and its place. */
+    int (*project)(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out);
+
+    /* n copies for a text of up to n_tokens; wants_rows [n]. Memory follows what the caches hold. */
+    int (*steps_new)(backend_state *s, size_t n, const bool *wants_rows, int32_t n_tokens, backend_steps **out);
+    void (*steps_free)(backend_steps *steps); /* accepts NULL */
+    /* The next token for every copy: its keys and values enter each cache, then each copy attends over what it has.
+     * Values that are not finite are an error naming layer, head and token. What a copy computes does not depend on the
+     * other copies, nor on the number of threads. */
+    int (*steps_next)(backend_steps *steps, int32_t token, step_view *out);
+    /* After step t: copy `copy` drops the entries of one kv head with evict_at <= t+1. Thread-safe for different kv
+     * heads, layers or copies. Windows need no call. */
+    void (*steps_forget)(backend_steps *steps, size_t copy, int layer, int kv_head, const int32_t *evict_at);
 } backend;

@@ -226,9 +226,11 @@ int cpu_run_layer(cpu_run *r, int layer) {
 }
 
 int cpu_run_logits(cpu_run *r) {
-    if (!r->sink->logits) return 0;
+    if (!r->sink->logits && !r->sink->hidden) return 0;
     const model *m = r->s->m;
     TRY(norm(r, r->s->output_norm));
+    if (r->sink->hidden) TRY(r->sink->hidden(r->sink->context, r->normed, r->ld_x));
+    if (!r->sink->logits) return 0;
     for (size_t row = 0; row < r->T; row += r->logit_rows) {
         size_t n = r->T - row < r->logit_rows ? r->T - row : r->logit_rows;
         product p = {.r = r,
