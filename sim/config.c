@@ -30,19 +30,18 @@ static int push(text_list *list, const char *option, const char *item) {
     return 0;
 }
 
-/* Call `one` for each comma-separated item, blanks removed. */
+/* Call `one` for each comma-separated item, blanks around it removed. */
 static int each_item(const char *option, const char *source, int (*one)(text_list *, const char *), text_list *out) {
     char item[POLICY_TEXT_MAX];
     for (const char *s = source;; s++) {
-        size_t n = 0;
-        for (; *s && *s != ','; s++) {
-            if (*s == ' ') continue;
-            if (n + 1 >= sizeof item) return err_set(ERR_USAGE, "%s: an item is too long", option);
-            item[n++] = *s;
-        }
-        item[n] = 0;
+        s += strspn(s, " ");
+        size_t whole = strcspn(s, ","), n = whole;
+        while (n && s[n - 1] == ' ') n--;
         if (n == 0) return err_set(ERR_USAGE, "%s '%s': empty item", option, source);
+        if (n >= sizeof item) return err_set(ERR_USAGE, "%s: an item is too long", option);
+        snprintf(item, sizeof item, "%.*s", (int)n, s);
         TRY(one(out, item));
+        s += whole;
         if (!*s) return 0;
     }
 }
@@ -58,7 +57,8 @@ static int add_budget(text_list *out, const char *item) {
     double x;
     if (text_parse_number(number, &x) != 0 || (!share && x != floor(x)))
         return err_set(ERR_USAGE, "-b '%s': want tokens (64) or a share (25%%)", item);
-    if (share && !(x > 0 && x <= 100)) return err_set(ERR_USAGE, "-b '%s': a share lies in 0%%..100%%", item);
+    if (share && !(x > 0 && x <= 100))
+        return err_set(ERR_USAGE, "-b '%s': a share is above 0%% and at most 100%%", item);
     if (!share && !(x >= 1 && x <= 1e9)) return err_set(ERR_USAGE, "-b '%s': a budget is 1 to 1e9 tokens", item);
     snprintf(canonical, sizeof canonical, "%s%s",
              share ? text_number(shortest, x) : (snprintf(shortest, 32, "%.0f", x), shortest), share ? "%" : "");

@@ -272,13 +272,26 @@ static int parse(char *source, spec *out) {
     return source[n] ? parse_arguments(out, source + n + 1) : 0;
 }
 
+/* Without the blanks around names, values and punctuation; one inside a word stays, and is an error later. */
+static void drop_blanks(char *s) {
+    const char *punctuation = "(),=|";
+    char *to = s;
+    for (const char *c = s; *c; c++) {
+        if (!isspace((unsigned char)*c)) {
+            *to++ = *c;
+            continue;
+        }
+        while (isspace((unsigned char)c[1])) c++;
+        if (to > s && c[1] && !strchr(punctuation, to[-1]) && !strchr(punctuation, c[1])) *to++ = ' ';
+    }
+    *to = 0;
+}
+
 int spec_parse(const char *source, spec *out) {
     *out = (spec){0};
-    char *compact = mem_string(source), *to = compact;
+    char *compact = mem_string(source);
     if (!compact) return ERR_DATA;
-    for (const char *c = source; *c; c++)
-        if (!isspace((unsigned char)*c)) *to++ = *c;
-    *to = 0;
+    drop_blanks(compact);
     int code = parse(compact, out);
     mem_free(compact);
     return code ? err_prefix(code, "-p '%.200s'", source) : 0;
