@@ -63,10 +63,11 @@ const char *opt_nearest(const char *word, const char *const *names, size_t n) {
 }
 
 static int unknown(const opt *table, const char *word) {
-    const char *names[MAX_OPTIONS];
+    const char *names[MAX_OPTIONS + 1];
     size_t n = table_size(table);
     for (size_t i = 0; i < n; i++) names[i] = table[i].name;
-    const char *near = opt_nearest(word, names, n);
+    names[n] = "help";
+    const char *near = opt_nearest(word, names, n + 1);
     if (near) return err_set(ERR_USAGE, "unknown option '--%s' (did you mean --%s?)", word, near);
     return err_set(ERR_USAGE, "unknown option '%s%s' (see kvlag help)", strlen(word) == 1 ? "-" : "--", word);
 }
