@@ -338,6 +338,7 @@ static int check_rows(trace *t, size_t seq, pool *p, check_sequence *c) {
         trace_layer *form[2] = {NULL, NULL};
         if (c->dense) code = trace_layer_open(t, seq, layer, TRACE_DENSE, p, &form[0]);
         if (c->factored && !code) code = trace_layer_open(t, seq, layer, TRACE_FACTORED, p, &form[1]);
+        if (!code && t->seq[seq].has_grad_loss) code = trace_layer_read_grad(form[0] ? form[0] : form[1], p);
         if (!code) code = compare_layer(form, m, (int32_t)T, rows, p, &c->difference);
         trace_layer_close(form[0]);
         trace_layer_close(form[1]);

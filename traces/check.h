@@ -15,6 +15,6 @@ typedef struct check_sequence {
 
 /* Every stored value is readable and finite; the content hash, where the file carries one, is that of the content;
  * dense rows are >= 0, 0 above the diagonal and outside the window, sum to 1 within 1e-2 and to attn/row_sum; factored
- * rows can be computed; both forms agree within 0.05; top-k ids lie in the vocabulary. seq [trace_n_sequences]. The
- * first fault is an error that names its place. */
+ * rows can be computed; both forms agree within 0.05; gradients times their scales are finite; top-k ids lie in the
+ * vocabulary. seq [trace_n_sequences]. The first fault is an error that names its place. */
 int check_trace(trace *t, pool *p, check_sequence *seq);

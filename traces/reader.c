@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { HEADS_MAX = 1 << 20, TOKENS_MAX = INT32_MAX - 1 };
+enum { HEADS_MAX = 1 << 20, TOKENS_MAX = INT32_MAX - 1, SAMPLES_MAX = 1 << 16 };
 
 /* ---- the model -------------------------------------------------------------------------------------------------- */
 
@@ -184,31 +184,52 @@ static int check_attention(hid_t seq, const trace_model *m, trace_sequence *s) {
     return 0;
 }
 
-static int check_gradients(hid_t seq, const trace_model *m, trace_sequence *s) {
-    int64_t L = m->n_layer, H = m->n_head, T = s->n_tokens, D = m->head_dim, labels[2] = {-1, T - 1};
-    bool scale, fisher;
-    hid_t set;
-    TRY(has_shaped(seq, "grad/loss", 4, (int64_t[]){L, H, T, D}, &s->has_grad_loss));
-    TRY(has_shaped(seq, "grad/loss_scale", 3, (int64_t[]){L, H, T}, &scale));
-    if (s->has_grad_loss != scale)
-        return err_set(ERR_DATA, "grad/loss and grad/loss_scale: one is there without the other");
+/* A gradient without its scales, or the other way round, cannot be read. */
+static int has_scaled(hid_t seq, const char *name, const char *scale, int rank, const int64_t *want, bool *has) {
+    bool scaled;
+    TRY(has_shaped(seq, name, rank, want, has));
+    TRY(has_shaped(seq, scale, rank - 1, want, &scaled));
+    if (*has == scaled) return 0;
+    return err_set(ERR_DATA, "%s is there without %s", *has ? name : scale, *has ? scale : name);
+}
+
+static int check_labels(hid_t seq, const trace_model *m, int64_t samples, int64_t steps) {
+    void *values;
+    int64_t dims[2] = {samples, steps};
+    TRY(read_optional(seq, "grad/fisher_label", HDF_INTEGER, H5T_NATIVE_INT32, 2, dims, &values));
+    const int32_t *label = values;
+    int code = 0;
+    for (int64_t i = 0; label && i < samples * steps && !code; i++)
+        if (label[i] < -1 || (m->n_vocab && label[i] >= m->n_vocab))
+            code = err_set(ERR_DATA, "grad/fisher_label: sample %lld, step %lld is %d; want -1 or a token below %d",
+                           (long long)(i / steps), (long long)(i % steps), label[i], m->n_vocab);
+    mem_free(values);
+    return code;
+}
+
+/* The length of the sample axis; -1: there is no grad/fisher. */
+static int count_samples(hid_t seq, int64_t *samples) {
+    hdf_layout layout = {0};
+    *samples = -1;
     if (!hdf_has(seq, "grad/fisher")) return 0;
-    TRY(hdf_open_shaped(seq, "grad/fisher", HDF_FLOAT, 5, (int64_t[]){-1, L, H, T, D}, &set));
-    hdf_layout layout;
+    hid_t set = H5Dopen2(seq, "grad/fisher", H5P_DEFAULT);
+    if (set < 0) return hdf_error("grad/fisher: is not a dataset");
     int code = hdf_get_layout(set, &layout);
     H5Dclose(set);
     TRY(code);
-    int64_t samples = (int64_t)layout.dims[0];
-    if (samples < 1 || samples > HEADS_MAX) return err_set(ERR_DATA, "grad/fisher: %lld samples", (long long)samples);
-    TRY(has_shaped(seq, "grad/fisher_scale", 4, (int64_t[]){samples, L, H, T}, &fisher));
-    if (!fisher) return err_set(ERR_DATA, "grad/fisher is there without grad/fisher_scale");
-    labels[0] = samples;
-    if (hdf_has(seq, "grad/fisher_label")) {
-        TRY(hdf_open_shaped(seq, "grad/fisher_label", HDF_INTEGER, 2, labels, &set));
-        H5Dclose(set);
-    }
-    s->n_fisher = (int32_t)samples;
-    return 0;
+    *samples = (int64_t)layout.dims[0];
+    if (*samples >= 1 && *samples <= SAMPLES_MAX) return 0;
+    return err_set(ERR_DATA, "grad/fisher: %lld samples", (long long)*samples);
+}
+
+static int check_gradients(hid_t seq, const trace_model *m, trace_sequence *s) {
+    int64_t L = m->n_layer, H = m->n_head, T = s->n_tokens, D = m->head_dim, S;
+    bool fisher;
+    TRY(count_samples(seq, &S));
+    TRY(has_scaled(seq, "grad/loss", "grad/loss_scale", 4, (int64_t[]){L, H, T, D}, &s->has_grad_loss));
+    TRY(has_scaled(seq, "grad/fisher", "grad/fisher_scale", 5, (int64_t[]){S, L, H, T, D}, &fisher));
+    s->n_fisher = fisher ? (int32_t)S : 0;
+    return fisher ? check_labels(seq, m, S, T - 1) : 0;
 }
 
 /* ---- sequences -------------------------------------------------------------------------------------------------- */

@@ -1,8 +1,10 @@
-/* What the reader's files share: reader.c (opening and checking), reader_rows.c (attention), info.c and check.c. */
+/* What the reader's files share: reader.c (opening and checking), reader_rows.c (attention),
+ * reader_grad.c (gradients), facts.c and check.c. */
 #pragma once
 
 #include "traces/content_hash.h"
 #include "traces/hdf.h"
+#include "traces/tiles.h"
 #include "traces/trace.h"
 
 struct trace {
@@ -15,3 +17,29 @@ struct trace {
     trace_sequence *seq;
     size_t n_seq;
 };
+
+/* A band is one row of tiles of all query heads: of attn/probs as stored (half or f32, only the columns that its rows
+ * can reach), or of attn/q in f32. Rows asked for in ascending order decode every chunk once. */
+struct trace_layer {
+    trace *t;
+    size_t seq;
+    int layer;
+    bool dense;
+    int32_t n_tokens, window;
+    size_t dim;
+
+    tiles source; /* attn/probs or attn/q */
+    int32_t band; /* which one is loaded; -1 = none */
+    char *tile;   /* [n_head][tiles across][rows][cols] values as stored */
+    size_t head_bytes, tile_bytes;
+    float *q; /* factored: [n_head][rows][dim] */
+
+    float *keys; /* factored: of each kv head, packed */
+    size_t keys_stride;
+    float *v; /* [n_kv_head][n_tokens][dim], NULL if absent */
+
+    float *grad; /* [1 + n_fisher][n_head][n_tokens][dim], NULL until trace_layer_read_grad */
+};
+
+/* Values as tiles hand them out (`size` 2: f16, 4: f32) as f32. */
+void reader_widen(const void *from, size_t size, float *to, size_t n);

@@ -11,27 +11,6 @@
 
 enum { TASK_ROWS = 16 }; /* rows of one head that one thread does at a time */
 
-/* A band is one row of tiles of all query heads: of attn/probs as stored (half or f32, only the columns that its rows
- * can reach), or of attn/q in f32. Rows asked for in ascending order decode every chunk once. */
-struct trace_layer {
-    trace *t;
-    size_t seq;
-    int layer;
-    bool dense;
-    int32_t n_tokens, window;
-    size_t dim;
-
-    tiles source; /* attn/probs or attn/q */
-    int32_t band; /* which one is loaded; -1 = none */
-    char *tile;   /* [n_head][tiles across][rows][cols] values as stored */
-    size_t head_bytes, tile_bytes;
-    float *q; /* factored: [n_head][rows][dim] */
-
-    float *keys; /* factored: of each kv head, packed */
-    size_t keys_stride;
-    float *v; /* [n_kv_head][n_tokens][dim], NULL if absent */
-};
-
 /* ---- sizes ------------------------------------------------------------------------------------------------------ */
 
 static size_t tiles_across(const tiles *s) {
@@ -72,7 +51,7 @@ size_t trace_layer_bytes(const trace *t, size_t seq, trace_form form) {
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
-static void widen(const void *from, size_t size, float *to, size_t n) {
+void reader_widen(const void *from, size_t size, float *to, size_t n) {
     if (size == 2) kernels()->f16_to_f32(from, to, n);
     else memcpy(to, from, n * sizeof *to);
 }
@@ -95,7 +74,7 @@ static int read_head(tiles *s, int layer, int head, char *stored, float *to, poo
     b.to = stored;
     b.row_stride = (size_t)s->rows * dim * s->size;
     TRY(tiles_read(s, &b, p));
-    widen(stored, s->size, to, T * dim);
+    reader_widen(stored, s->size, to, T * dim);
     return check_finite(s, layer, head, to, T, dim);
 }
 
@@ -171,6 +150,7 @@ void trace_layer_close(trace_layer *l) {
     mem_free(l->q);
     mem_free(l->keys);
     mem_free(l->v);
+    mem_free(l->grad);
     mem_free(l);
 }
 
@@ -201,7 +181,7 @@ static int load_band(trace_layer *l, int32_t band, pool *p) {
     TRY(tiles_read(s, &b, p));
     size_t per_head = (size_t)s->rows * l->dim;
     for (int h = 0; h < m->n_head && !l->dense; h++)
-        widen(l->tile + (size_t)h * l->head_bytes, s->size, l->q + (size_t)h * per_head, per_head);
+        reader_widen(l->tile + (size_t)h * l->head_bytes, s->size, l->q + (size_t)h * per_head, per_head);
     l->band = band;
     return 0;
 }
@@ -241,7 +221,7 @@ static int dense_row(const trace_layer *l, int head, int32_t t, float *row, size
     const char *line = l->tile + (size_t)head * l->head_bytes + (size_t)(t % s->rows) * (size_t)s->cols * s->size;
     for (int32_t col = first / s->cols * s->cols; col <= t; col += s->cols) {
         int32_t n = t + 1 - col < s->cols ? t + 1 - col : s->cols;
-        widen(line + (size_t)(col / s->cols) * l->tile_bytes, s->size, row + col, (size_t)n);
+        reader_widen(line + (size_t)(col / s->cols) * l->tile_bytes, s->size, row + col, (size_t)n);
     }
     memset(row, 0, (size_t)first * sizeof *row);
     memset(row + t + 1, 0, (stride - (size_t)t - 1) * sizeof *row);
@@ -309,7 +289,7 @@ int trace_read_wo(trace *t, int layer, float *out) {
     hsize_t start[3] = {(hsize_t)layer, 0, 0}, count[3] = {1, rows, cols};
     code = stored ? hdf_read_block(set, f16 ? hdf_f16() : H5T_NATIVE_FLOAT, 3, start, count, stored) : ERR_DATA;
     if (code) err_prefix(code, "%s: model/wo: layer %d", t->path, layer);
-    else if (f16) widen(stored, sizeof(half), out, rows * cols);
+    else if (f16) reader_widen(stored, sizeof(half), out, rows * cols);
     if (f16) mem_free(stored);
     H5Dclose(set);
     return code;

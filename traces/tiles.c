@@ -15,12 +15,14 @@ static int64_t up_to(hsize_t n, hsize_t multiple) {
 }
 
 static int64_t wanted_cache(const hdf_layout *l, int32_t rows) {
-    if (!l->chunked || l->rank != 4) return 0;
-    int64_t bytes = (int64_t)(l->chunk[0] * l->size), high = up_to((hsize_t)rows, l->chunk[2]);
-    if ((hsize_t)rows % l->chunk[2]) high += (int64_t)l->chunk[2]; /* a band may straddle one chunk more */
-    bytes = bytes * up_to(l->dims[1], l->chunk[1]);
+    if (!l->chunked || l->rank < 4) return 0;
+    int r = l->rank;
+    int64_t bytes = (int64_t)l->size, high = up_to((hsize_t)rows, l->chunk[r - 2]);
+    if ((hsize_t)rows % l->chunk[r - 2]) high += (int64_t)l->chunk[r - 2]; /* a band may straddle one chunk more */
+    for (int d = 0; d < r - 3; d++) bytes *= (int64_t)l->chunk[d];
+    bytes = bytes * up_to(l->dims[r - 3], l->chunk[r - 3]);
     if (__builtin_mul_overflow(bytes, high, &bytes)) return CACHE_MAX;
-    if (__builtin_mul_overflow(bytes, up_to(l->dims[3], l->chunk[3]), &bytes)) return CACHE_MAX;
+    if (__builtin_mul_overflow(bytes, up_to(l->dims[r - 1], l->chunk[r - 1]), &bytes)) return CACHE_MAX;
     return bytes < CACHE_MAX ? bytes : CACHE_MAX;
 }
 
@@ -160,6 +162,13 @@ int tiles_run(tiles *t, tiles_job *job, size_t n, pool *p) {
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */
 
+/* Coordinates of an element of a head. */
+static void element(const tiles *t, const tiles_block *b, int head, hsize_t row, hsize_t col, hsize_t *out) {
+    hsize_t at[5] = {(hsize_t)b->sample, (hsize_t)b->layer, (hsize_t)(b->head0 + head), row, col};
+    size_t rank = (size_t)t->layout.rank;
+    memcpy(out, at + 5 - rank, rank * sizeof *out);
+}
+
 static int read_packed(tiles *t, const tiles_block *b, pool *p) {
     tiles_job job[TILES_BATCH];
     size_t n = 0, batch_size = (size_t)tiles_batch(pool_threads(p)), tile_bytes = (size_t)hdf_chunk_bytes(&t->layout);
@@ -167,12 +176,10 @@ static int read_packed(tiles *t, const tiles_block *b, pool *p) {
         for (int32_t r = 0; r < b->n_rows; r++)
             for (int32_t c = b->col0; c < b->col0 + b->n_cols; c++) {
                 char *to = b->to + (size_t)h * b->head_stride + (size_t)r * b->row_stride + (size_t)c * tile_bytes;
-                job[n++] =
-                    (tiles_job){.offset = {(hsize_t)b->layer, (hsize_t)(b->head0 + h),
-                                           (hsize_t)(b->row0 + r) * (hsize_t)t->rows, (hsize_t)c * (hsize_t)t->cols},
-                                .to = to,
-                                .may_be_absent = b->sparse};
-                if (n < batch_size) continue;
+                job[n] = (tiles_job){.to = to, .may_be_absent = b->sparse};
+                element(t, b, h, (hsize_t)(b->row0 + r) * (hsize_t)t->rows, (hsize_t)c * (hsize_t)t->cols,
+                        job[n].offset);
+                if (++n < batch_size) continue;
                 TRY(tiles_run(t, job, n, p));
                 n = 0;
             }
@@ -181,13 +188,16 @@ static int read_packed(tiles *t, const tiles_block *b, pool *p) {
 
 static int read_through_hdf5(tiles *t, const tiles_block *b) {
     hid_t type = t->size == 2 ? hdf_f16() : H5T_NATIVE_FLOAT;
+    int rank = t->layout.rank;
+    hsize_t height = t->layout.dims[rank - 2], start[5], count[5] = {1, 1, 1, 1, 1};
+    count[rank - 1] = t->layout.dims[rank - 1];
     for (int h = 0; h < b->n_heads; h++)
         for (int32_t r = 0; r < b->n_rows; r++) {
-            hsize_t row = (hsize_t)(b->row0 + r) * (hsize_t)t->rows, left = t->layout.dims[2] - row;
-            hsize_t start[4] = {(hsize_t)b->layer, (hsize_t)(b->head0 + h), row, 0};
-            hsize_t count[4] = {1, 1, left < (hsize_t)t->rows ? left : (hsize_t)t->rows, t->layout.dims[3]};
+            hsize_t row = (hsize_t)(b->row0 + r) * (hsize_t)t->rows, left = height - row;
+            element(t, b, h, row, 0, start);
+            count[rank - 2] = left < (hsize_t)t->rows ? left : (hsize_t)t->rows;
             char *to = b->to + (size_t)h * b->head_stride + (size_t)r * b->row_stride;
-            int code = hdf_read_block(t->set, type, 4, start, count, to);
+            int code = hdf_read_block(t->set, type, rank, start, count, to);
             if (code) return corrupt(t, start, err_message());
         }
     return 0;

@@ -50,10 +50,11 @@ size_t tiles_bytes(const tiles *t, int threads);
  * 2, row 256) of seq/0000/attn/probs: why". */
 int tiles_run(tiles *t, tiles_job *job, size_t n, pool *p);
 
-/* Of a dataset [layers, heads, rows, columns]: what to read and where to put it. Tile (row i, column j) of head h goes
- * to `to` + (h - head0) * head_stride + (i - row0) * row_stride + j * rows*cols*size, in bytes. */
+/* Of a dataset [layers, heads, rows, columns], or [samples, layers, ...]: what to read and where to put it. Tile (row
+ * i, column j) of head h goes to `to` + (h - head0) * head_stride + (i - row0) * row_stride + j * rows*cols*size, in
+ * bytes. */
 typedef struct tiles_block {
-    int layer, head0, n_heads;
+    int sample, layer, head0, n_heads;
     int32_t row0, n_rows, col0, n_cols; /* in tiles */
     char *to;
     size_t head_stride, row_stride;

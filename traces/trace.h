@@ -95,6 +95,8 @@ int trace_read_wo(trace *t, int layer, float *out);
 
 /* Bytes a trace_layer of this sequence and form will hold, for memory accounting. */
 size_t trace_layer_bytes(const trace *t, size_t seq, trace_form form);
+/* Bytes that trace_layer_read_grad adds to that; 0 where there are no gradients. */
+size_t trace_layer_grad_bytes(const trace *t, size_t seq);
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 
@@ -147,9 +149,10 @@ void trace_chunk_free(trace_chunk *c);
  * value = f16 * scale. Thread-safe. A value that is not finite is an error. */
 int trace_pack_grad(const trace_writer *w, const float *values, size_t rows, size_t stride, float *scale,
                     trace_chunk *out);
-/* Store one row tile and release it. Index order: set, layer, head, row tile. */
+/* Store one row tile and release it. Index order within grad/loss and within grad/fisher: set, layer, head, row tile.
+ */
 int trace_put_grad(trace_writer *w, int set, int layer, int head, int row_tile, trace_chunk *c);
-/* Per (set, layer, head), in order: [T] scales. */
+/* Per (set, layer, head), in the same order: [T] scales. */
 int trace_write_grad_scale(trace_writer *w, int set, int layer, int head, const float *scale);
 /* grad/fisher_label [n_fisher][T-1]: the labels drawn, -1 at steps that are not counted. */
 int trace_write_fisher_labels(trace_writer *w, const int32_t *label);

@@ -1,5 +1,4 @@
-/* Writing a trace: the file, its facts and the arrays written whole or row by row. writer_chunks.c does the big ones.
- */
+/* Writing a trace: the file, its facts and the arrays written whole or row by row. */
 #include "base/mem.h"
 #include "traces/kernels.h"
 #include "traces/writer_private.h"
@@ -68,9 +67,10 @@ int trace_writer_new(const char *path, bool force, const char *const *inputs, in
     *out = NULL;
     trace_writer *w = mem_new(1, sizeof *w, "trace writer");
     if (!w) return ERR_DATA;
-    w->h5 = w->seq_group = w->seq = w->attn = w->logits_group = H5I_INVALID_HID;
+    w->h5 = w->seq_group = w->seq = w->attn = w->logits_group = w->grad_group = H5I_INVALID_HID;
     w->wo.id = w->lse.id = w->row_sum.id = w->full.id = H5I_INVALID_HID;
     for (int a = 0; a < N_ARRAYS; a++) w->array[a].id = H5I_INVALID_HID;
+    for (int g = 0; g < 2; g++) w->grad[g].id = w->grad_scale[g].id = H5I_INVALID_HID;
     w->n_sequences = n_sequences;
     int code = outfile_begin(&w->file, path, force, inputs, n_inputs);
     if (code) {
@@ -98,11 +98,16 @@ static int close_sets(trace_writer *w) {
     int code = close_set(&w->wo), bad;
     for (int a = 0; a < N_ARRAYS; a++)
         if ((bad = close_set(&w->array[a])) != 0) code = bad;
+    for (int g = 0; g < 2; g++) {
+        if ((bad = close_set(&w->grad[g])) != 0) code = bad;
+        if ((bad = close_set(&w->grad_scale[g])) != 0) code = bad;
+    }
     if ((bad = close_set(&w->lse)) != 0) code = bad;
     if ((bad = close_set(&w->row_sum)) != 0) code = bad;
     if ((bad = close_set(&w->full)) != 0) code = bad;
     close_group(&w->attn);
     close_group(&w->logits_group);
+    close_group(&w->grad_group);
     close_group(&w->seq);
     return code;
 }
@@ -147,16 +152,15 @@ static const char *last_part(const char *path) {
     return slash ? slash + 1 : path;
 }
 
-static int start_set(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
+int writer_start_set(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
                      const hsize_t *chunk, open_set *s) {
     s->next = 0;
     TRY(start_digest(w, name, rank, dims, H5Tget_size(type), &s->digest));
     return hdf_new_dataset(group, last_part(name), type, rank, dims, chunk, &s->id);
 }
 
-/* A dataset written whole; its values lie in memory as they are stored. */
-static int write_whole(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
-                       const void *values) {
+int writer_put_whole(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
+                     const void *values) {
     size_t digest, bytes = H5Tget_size(type);
     for (int d = 0; d < rank; d++) bytes *= (size_t)dims[d];
     TRY(start_digest(w, name, rank, dims, H5Tget_size(type), &digest));
@@ -171,7 +175,7 @@ static int start_wo(trace_writer *w) {
     if (chunk[1] > rows) chunk[1] = rows;
     hid_t group;
     TRY(hdf_new_group(w->h5, "model", &group));
-    int code = start_set(w, group, "model/wo", hdf_f16(), 3, dims, chunk, &w->wo);
+    int code = writer_start_set(w, group, "model/wo", hdf_f16(), 3, dims, chunk, &w->wo);
     H5Gclose(group);
     return code;
 }
@@ -218,21 +222,22 @@ static int finish_sequence(trace_writer *w) {
         return writer_misuse("a sequence ended before attn/lse or attn/row_sum was whole");
     if (w->full.id >= 0 && w->full.next != (uint64_t)w->n_tokens)
         return writer_misuse("a sequence ended before logits/full was whole");
+    TRY(writer_finish_grad(w));
     if (w->plan.topk && !w->logits_written) return writer_misuse("a sequence ended without its logits");
     return close_sets(w);
 }
 
 static int write_tokens(trace_writer *w, const trace_sequence *s) {
     hsize_t T = (hsize_t)s->n_tokens;
-    if (s->tokens) TRY(write_whole(w, w->seq, "tokens", H5T_STD_I32LE, 1, &T, s->tokens));
+    if (s->tokens) TRY(writer_put_whole(w, w->seq, "tokens", H5T_STD_I32LE, 1, &T, s->tokens));
     if (s->piece_offset) {
         hsize_t bytes = (hsize_t)s->piece_offset[T], offsets = T + 1;
-        TRY(write_whole(w, w->seq, "pieces", H5T_STD_U8LE, 1, &bytes, s->pieces));
-        TRY(write_whole(w, w->seq, "piece_offset", H5T_STD_I64LE, 1, &offsets, s->piece_offset));
+        TRY(writer_put_whole(w, w->seq, "pieces", H5T_STD_U8LE, 1, &bytes, s->pieces));
+        TRY(writer_put_whole(w, w->seq, "piece_offset", H5T_STD_I64LE, 1, &offsets, s->piece_offset));
     }
     hsize_t steps = T - 1, probes[2] = {s->n_probes, 2};
-    if (s->counted) TRY(write_whole(w, w->seq, "counted", H5T_STD_U8LE, 1, &steps, s->counted));
-    return s->probes ? write_whole(w, w->seq, "probes", H5T_STD_I32LE, 2, probes, s->probes) : 0;
+    if (s->counted) TRY(writer_put_whole(w, w->seq, "counted", H5T_STD_U8LE, 1, &steps, s->counted));
+    return s->probes ? writer_put_whole(w, w->seq, "probes", H5T_STD_I32LE, 2, probes, s->probes) : 0;
 }
 
 static int start_attention(trace_writer *w) {
@@ -242,22 +247,24 @@ static int start_attention(trace_writer *w) {
         char name[16];
         snprintf(name, sizeof name, "attn/%s", array_name[a]);
         writer_array_shape(w, (trace_array)a, dims, chunk);
-        TRY(start_set(w, w->attn, name, hdf_f16(), 4, dims, chunk, &w->array[a]));
+        TRY(writer_start_set(w, w->attn, name, hdf_f16(), 4, dims, chunk, &w->array[a]));
     }
     writer_array_shape(w, TRACE_Q, dims, chunk);
     chunk[2] = dims[2] < LSE_CHUNK ? dims[2] : LSE_CHUNK;
-    if (w->plan.lse) TRY(start_set(w, w->attn, "attn/lse", H5T_IEEE_F32LE, 3, dims, chunk, &w->lse));
-    if (w->plan.row_sum) TRY(start_set(w, w->attn, "attn/row_sum", H5T_IEEE_F32LE, 3, dims, chunk, &w->row_sum));
+    if (w->plan.lse) TRY(writer_start_set(w, w->attn, "attn/lse", H5T_IEEE_F32LE, 3, dims, chunk, &w->lse));
+    if (w->plan.row_sum) TRY(writer_start_set(w, w->attn, "attn/row_sum", H5T_IEEE_F32LE, 3, dims, chunk, &w->row_sum));
     return 0;
 }
 
 static int begin_sequence(trace_writer *w, const trace_sequence *s, const trace_plan *plan) {
     if (w->n_written == w->n_sequences) return writer_misuse("more sequences than announced");
     if (s->n_tokens < 1 || s->n_prompt < 0 || s->n_prompt > s->n_tokens) return writer_misuse("n_tokens or n_prompt");
+    if (plan->n_fisher < 0 || (plan->n_fisher && !plan->grad_loss))
+        return writer_misuse("grad/fisher without grad/loss");
     TRY(finish_sequence(w));
     w->plan = *plan;
     w->n_tokens = s->n_tokens;
-    w->logits_written = false;
+    w->logits_written = w->labels_written = false;
     char name[24];
     snprintf(name, sizeof name, "%04zu", w->n_written++);
     trace_sequence facts = *s;
@@ -273,8 +280,9 @@ static int begin_sequence(trace_writer *w, const trace_sequence *s, const trace_
     TRY(start_attention(w));
     hsize_t dims[2] = {(hsize_t)s->n_tokens, (hsize_t)w->model.n_vocab}, chunk[2] = {1, dims[1]};
     TRY(hdf_new_group(w->seq, "logits", &w->logits_group));
-    if (plan->full_logits) TRY(start_set(w, w->logits_group, "logits/full", hdf_f16(), 2, dims, chunk, &w->full));
-    return 0;
+    if (plan->full_logits)
+        TRY(writer_start_set(w, w->logits_group, "logits/full", hdf_f16(), 2, dims, chunk, &w->full));
+    return plan->grad_loss ? writer_start_grad(w) : 0;
 }
 
 int trace_write_sequence(trace_writer *w, const trace_sequence *s, const trace_plan *plan) {
@@ -308,12 +316,12 @@ static int put_logits(trace_writer *w, const float *target_logprob, const uint8_
     hsize_t steps = (hsize_t)w->n_tokens - 1, top[2] = {(hsize_t)w->n_tokens, (hsize_t)w->plan.topk};
     hid_t g = w->logits_group;
     w->logits_written = true;
-    TRY(write_whole(w, g, "logits/target_logprob", H5T_IEEE_F32LE, 1, &steps, target_logprob));
-    TRY(write_whole(w, g, "logits/correct", H5T_STD_U8LE, 1, &steps, correct));
-    TRY(write_whole(w, g, "logits/entropy", H5T_IEEE_F32LE, 1, &steps, entropy));
+    TRY(writer_put_whole(w, g, "logits/target_logprob", H5T_IEEE_F32LE, 1, &steps, target_logprob));
+    TRY(writer_put_whole(w, g, "logits/correct", H5T_STD_U8LE, 1, &steps, correct));
+    TRY(writer_put_whole(w, g, "logits/entropy", H5T_IEEE_F32LE, 1, &steps, entropy));
     if (!w->plan.topk) return 0;
-    TRY(write_whole(w, g, "logits/topk_id", H5T_STD_I32LE, 2, top, topk_id));
-    return write_whole(w, g, "logits/topk_logprob", H5T_IEEE_F32LE, 2, top, topk_logprob);
+    TRY(writer_put_whole(w, g, "logits/topk_id", H5T_STD_I32LE, 2, top, topk_id));
+    return writer_put_whole(w, g, "logits/topk_logprob", H5T_IEEE_F32LE, 2, top, topk_logprob);
 }
 
 int trace_write_logits(trace_writer *w, const float *target_logprob, const uint8_t *correct, const float *entropy,

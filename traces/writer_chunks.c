@@ -2,22 +2,12 @@
 #include "base/mem.h"
 #include "traces/kernels.h"
 #include "traces/writer_private.h"
-#include "traces/zstd_filter.h"
 
 #include <pthread.h>
 #include <string.h>
 #include <xxhash.h>
 
-/* One thread's memory for trace_pack. */
-typedef struct pack_work {
-    struct pack_work *next;
-    zstd_work *zstd;
-    half values[TRACE_TILE * TRACE_TILE]; /* also holds TRACE_TILE x head_dim up to head_dim 256 */
-    half *large;                          /* for a larger head_dim */
-    float row[TRACE_TILE] __attribute__((aligned(64)));
-} pack_work;
-
-/* trace_pack may be called by any thread: it borrows from this list. */
+/* Chunks may be packed by any thread: it borrows from this list. */
 struct pack_list {
     pthread_mutex_t lock;
     pack_work *idle;
@@ -89,9 +79,7 @@ void writer_packs_free(pack_list *list) {
     mem_free(list);
 }
 
-/* ---- packed chunks ---------------------------------------------------------------------------------------------- */
-
-static int borrow(pack_list *list, pack_work **out) {
+int writer_borrow(pack_list *list, pack_work **out) {
     pthread_mutex_lock(&list->lock);
     pack_work *p = *out = list->idle;
     if (p) list->idle = p->next;
@@ -110,12 +98,18 @@ static int borrow(pack_list *list, pack_work **out) {
     return 0;
 }
 
-static void give_back(pack_list *list, pack_work *p) {
+void writer_give_back(pack_list *list, pack_work *p) {
     pthread_mutex_lock(&list->lock);
     p->next = list->idle;
     list->idle = p;
     pthread_mutex_unlock(&list->lock);
 }
+
+half *writer_chunk_values(pack_work *p) {
+    return p->large ? p->large : p->values;
+}
+
+/* ---- packed chunks ---------------------------------------------------------------------------------------------- */
 
 /* The sum of a row as it was stored: what f16 kept of it. */
 static float stored_sum(pack_work *p, const half *row, size_t n) {
@@ -127,7 +121,7 @@ static float stored_sum(pack_work *p, const half *row, size_t n) {
 static int pack(pack_work *p, const hsize_t chunk[4], const float *values, size_t rows, size_t cols, size_t stride,
                 float *row_sum, trace_chunk *out) {
     size_t height = (size_t)chunk[2], width = (size_t)chunk[3];
-    half *tile = p->large ? p->large : p->values;
+    half *tile = writer_chunk_values(p);
     for (size_t r = 0; r < rows; r++) {
         half *row = tile + r * width;
         TRY(writer_convert(values + r * stride, row, cols));
@@ -147,9 +141,9 @@ int trace_pack(const trace_writer *w, trace_array array, const float *values, si
     if (rows > chunk[2] || cols > chunk[3] || (row_sum && array != TRACE_PROBS))
         return writer_misuse("chunk too large");
     pack_work *p;
-    TRY(borrow(w->packs, &p));
+    TRY(writer_borrow(w->packs, &p));
     int code = pack(p, chunk, values, rows, cols, stride, row_sum, out);
-    give_back(w->packs, p);
+    writer_give_back(w->packs, p);
     return code;
 }
 

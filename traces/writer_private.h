@@ -1,4 +1,5 @@
-/* What the writer's two files share: writer.c (the file, facts and small arrays) and writer_chunks.c (attention). */
+/* What the writer's files share: writer.c (the file, facts and small arrays), writer_chunks.c (attention) and
+ * writer_grad.c (gradients). */
 #pragma once
 
 #include "base/err.h"
@@ -7,6 +8,7 @@
 #include "traces/content_hash.h"
 #include "traces/hdf.h"
 #include "traces/trace.h"
+#include "traces/zstd_filter.h"
 
 enum { N_ARRAYS = TRACE_V + 1 };
 
@@ -21,7 +23,7 @@ typedef struct pack_list pack_list;
 
 struct trace_writer {
     outfile file;
-    hid_t h5, seq_group, seq, attn, logits_group;
+    hid_t h5, seq_group, seq, attn, logits_group, grad_group;
     trace_model model;
     content_hash *hash;
     pack_list *packs;
@@ -31,9 +33,10 @@ struct trace_writer {
 
     trace_plan plan;
     int32_t n_tokens;
-    bool logits_written;
+    bool logits_written, labels_written;
     open_set array[N_ARRAYS], lse, row_sum, full;
-    half *full_row; /* [n_vocab] */
+    open_set grad[2], grad_scale[2]; /* grad/loss, grad/fisher */
+    half *full_row;                  /* [n_vocab] */
 
     int64_t raw, stored;
 };
@@ -43,11 +46,35 @@ int writer_at_file(const trace_writer *w, int code);
 /* Calls out of order are a fault of this program, not of a file. */
 int writer_misuse(const char *what);
 
+/* Create a dataset of the current sequence (or of the model), `name` its path there; values follow. */
+int writer_start_set(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
+                     const hsize_t *chunk, open_set *s);
+/* A dataset written whole; its values lie in memory as they are stored. */
+int writer_put_whole(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
+                     const void *values);
+
+/* The datasets of the gradients, by the sequence's plan. */
+int writer_start_grad(trace_writer *w);
+/* Were all of them filled? */
+int writer_finish_grad(const trace_writer *w);
+
 /* Shape and chunk of an array of the current sequence. */
 void writer_array_shape(const trace_writer *w, trace_array a, hsize_t dims[4], hsize_t chunk[4]);
 /* To f16; a value that does not fit, or is not finite, is an error. */
 int writer_convert(const float *values, half *h, size_t n);
 
-/* The memory that threads in trace_pack borrow. */
+/* One thread's memory for packing a chunk. */
+typedef struct pack_work {
+    struct pack_work *next;
+    zstd_work *zstd;
+    half values[TRACE_TILE * TRACE_TILE]; /* also holds TRACE_TILE x head_dim up to head_dim 256 */
+    half *large;                          /* for a larger head_dim */
+    float row[TRACE_TILE] __attribute__((aligned(64)));
+} pack_work;
+half *writer_chunk_values(pack_work *p);
+
+/* Threads borrow their memory for the time of one chunk. */
+int writer_borrow(pack_list *list, pack_work **out);
+void writer_give_back(pack_list *list, pack_work *p);
 int writer_packs_new(int32_t head_dim, pack_list **out);
 void writer_packs_free(pack_list *list); /* accepts NULL */

@@ -103,6 +103,71 @@ def test_any_chunks_filters_and_floats(tmp_path, attn, dtype):
     assert got["sequences"][0]["tokens"] == 5  # from the shape: no n_tokens was given
 
 
+def with_gradients(path, samples=2, dtype="f2", **storage):
+    """The same with gradients: f16 times a scale, or plain numbers with scales of 1."""
+    foreign(path)
+    rng = np.random.default_rng(2)
+    with h5py.File(path, "r+") as f:
+        f.attrs["n_vocab"] = 7
+        grad = f["seq/0000"].create_group("grad")
+        grad.create_dataset("loss", data=rng.normal(size=(1, 2, 5, 4)).astype(dtype), **storage)
+        grad["loss_scale"] = rng.random((1, 2, 5)).astype("f4")
+        if "chunks" in storage:
+            storage["chunks"] = (samples, *storage["chunks"])
+        grad.create_dataset("fisher", data=rng.normal(size=(samples, 1, 2, 5, 4)).astype(dtype), **storage)
+        grad["fisher_scale"] = np.ones((samples, 1, 2, 5))
+        grad["fisher_label"] = rng.integers(-1, 7, (samples, 4))
+    return path
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        {},
+        {"chunks": (1, 2, 2, 3), "compression": "gzip"},
+        {"chunks": (1, 1, 5, 4), "shuffle": True, **hdf5plugin.Zstd()},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
+def test_gradients_in_any_chunks_filters_and_floats(tmp_path, storage, dtype):
+    path = with_gradients(tmp_path / "x.h5", dtype=dtype, **storage)
+    (seq,) = facts(path, "--check")["sequences"]
+    assert seq["gradients"] == ["loss", "fisher:2"]
+    assert "gradients loss, fisher:2" in kvlag("info", path)
+
+
+def put(group, name, at, value):
+    group[name][at] = value
+
+
+def cut(group, name):
+    values = group.pop(name)[..., :-1]
+    group[name] = values
+
+
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        (lambda g: g.pop("loss_scale"), "grad/loss is there without grad/loss_scale"),
+        (lambda g: g.pop("fisher"), "grad/fisher_scale is there without grad/fisher"),
+        (lambda g: put(g, "fisher_label", (1, 2), 7), "grad/fisher_label: sample 1, step 2 is 7"),
+        (lambda g: put(g, "fisher_label", (0, 3), -2), "grad/fisher_label: sample 0, step 3 is -2"),
+        (lambda g: put(g, "loss_scale", (0, 1, 2), np.inf), "grad/loss_scale: holds a value that is not finite"),
+        (lambda g: put(g, "fisher", (1, 0, 1, 2, 3), np.nan), "grad/fisher: holds a value that is not finite"),
+        (lambda g: put(g, "fisher_scale", (1, 0, 1, 3), 1e300), "grad/fisher: not a finite number at layer 0, head 1"),
+        (lambda g: cut(g, "fisher"), "grad/fisher: shape is [2, 1, 2, 5, 3], expected [2, 1, 2, 5, 4]"),
+        (lambda g: cut(g, "loss_scale"), "grad/loss_scale: shape is [1, 2, 4], expected [1, 2, 5]"),
+    ],
+)
+def test_faults_of_gradients_are_named(tmp_path, change, part):
+    path = with_gradients(tmp_path / "x.h5")
+    with h5py.File(path, "r+") as f:
+        change(f["seq/0000/grad"])
+    said = kvlag("info", path, "--check", fails=True)
+    assert part in said and str(path) in said and said.count("\n") == 1
+
+
 def test_a_filter_that_is_not_there_is_named(tmp_path):
     path = foreign(tmp_path / "x.h5", chunks=(1, 1, 5, 5), compression="lzf")
     assert "attn/probs: needs filter 32000 ('lzf'), which is not there" in kvlag("info", path, fails=True)

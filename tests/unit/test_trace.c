@@ -53,7 +53,7 @@ static void round_trip(int32_t T, bool window) {
     BUILD_OK(trace_open(b.path, &t));
     const trace_sequence *s = trace_get_sequence(t, 0);
     assert_int_equal(s->n_tokens, T);
-    assert_true(s->has_dense && s->has_factored && s->has_v && s->has_lse && !s->has_grad_loss && !s->n_fisher);
+    assert_true(s->has_dense && s->has_factored && s->has_v && s->has_lse && s->has_grad_loss && s->n_fisher == 2);
     assert_string_equal(s->source, "a.txt");
     assert_int_equal(s->tokens[T - 1], (T - 1) % 50);
     if (T > 2) assert_true(s->target_logprob[1] == -0.5f && s->entropy[1] == 0.25f && !s->correct[1] && s->correct[0]);
@@ -268,7 +268,7 @@ static void filters_are_mandatory(void **state) {
         H5Pclose(creation);
         H5Dclose(set);
     }
-    assert_int_equal(chunked, 14); /* 6 of attn, 6 of logits, tokens, model/wo */
+    assert_int_equal(chunked, 19); /* 6 of attn, 6 of logits, 5 of grad, tokens, model/wo */
     hdf_free_names(name, n);
     H5Fclose(h5);
     build_free(&b);

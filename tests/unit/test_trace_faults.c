@@ -265,6 +265,38 @@ static void bad_correct(hid_t h5) {
 static void without_keys(hid_t h5) {
     H5Ldelete(h5, "seq/0000/attn/k", H5P_DEFAULT);
 }
+static void without_scale(hid_t h5) {
+    H5Ldelete(h5, "seq/0000/grad/fisher_scale", H5P_DEFAULT);
+}
+static void without_gradient(hid_t h5) {
+    H5Ldelete(h5, "seq/0000/grad/loss", H5P_DEFAULT);
+}
+static void flat_samples(hid_t h5) {
+    H5Ldelete(h5, "seq/0000/grad/fisher", H5P_DEFAULT);
+    H5Lmove(h5, "seq/0000/attn/lse", h5, "seq/0000/grad/fisher", H5P_DEFAULT, H5P_DEFAULT);
+}
+/* Sample 1, step 5 of 2 x 39. */
+static void label_outside(hid_t h5) {
+    overwrite(h5, "seq/0000/grad/fisher_label", H5T_NATIVE_INT32, 312, 44, &(int32_t){50}, 4);
+}
+static void label_below(hid_t h5) {
+    overwrite(h5, "seq/0000/grad/fisher_label", H5T_NATIVE_INT32, 312, 44, &(int32_t){-2}, 4);
+}
+static void other_label(hid_t h5) {
+    overwrite(h5, "seq/0000/grad/fisher_label", H5T_NATIVE_INT32, 312, 44, &(int32_t){-1}, 4);
+}
+/* Layer 1, head 2, row 7 of the loss; sample 1, layer 0, head 3, row 9, value 4 of the samples. */
+static void nan_scale(hid_t h5) {
+    overwrite(h5, "seq/0000/grad/loss_scale", H5T_NATIVE_FLOAT, 1280, 6 * 40 + 7, &(float){NAN}, 4);
+}
+static void huge_scale(hid_t h5) {
+    overwrite(h5, "seq/0000/grad/loss_scale", H5T_NATIVE_FLOAT, 1280, 6 * 40 + 7, &(float){3e38f}, 4);
+    overwrite(h5, "seq/0000/grad/loss", hdf_f16(), 5120, (6 * 40 + 7) * 8, &(half){0x4400}, 2);
+    H5Adelete(h5, "content_hash");
+}
+static void infinite_gradient(hid_t h5) {
+    overwrite(h5, "seq/0000/grad/fisher", hdf_f16(), 10240, ((8 + 3) * 40 + 9) * 8 + 4, &(half){0x7c00}, 2);
+}
 static void gap_in_sequences(hid_t h5) {
     H5Lmove(h5, "seq/0000", h5, "seq/0001", H5P_DEFAULT, H5P_DEFAULT);
 }
@@ -327,6 +359,11 @@ static void facts_are_checked_by_name(void **state) {
         {positive_logprob, "logits/target_logprob: step 3 is 0.5"},
         {bad_correct, "logits/correct: step 3 is 2"},
         {without_keys, "attn/q is there without attn/k"},
+        {without_scale, "seq/0000: grad/fisher is there without grad/fisher_scale"},
+        {without_gradient, "seq/0000: grad/loss_scale is there without grad/loss"},
+        {flat_samples, "grad/fisher: has 3 dimensions, expected 5"},
+        {label_outside, "grad/fisher_label: sample 1, step 5 is 50; want -1 or a token below 50"},
+        {label_below, "grad/fisher_label: sample 1, step 5 is -2"},
         {gap_in_sequences, "no seq/0000"},
     };
     built b = build(40, false);
@@ -346,6 +383,10 @@ static void check_finds_what_the_header_hides(void **state) {
     } fault[] = {
         {changed_entropy, "the file was changed"},
         {changed_model, "the file was changed"},
+        {other_label, "the file was changed"},
+        {nan_scale, "grad/loss_scale: holds a value that is not finite"},
+        {infinite_gradient, "grad/fisher: holds a value that is not finite"},
+        {huge_scale, "grad/loss: not a finite number at layer 1, head 2, row 7"},
         {above_diagonal, "an entry above the diagonal, 0.25 at layer 0, head 3, row 5"},
         {nan_probability, "seq/0000/attn/probs: holds a value that is not finite"},
         {negative_probability, "a probability of -0.5 at layer 0, head 3, row 5"},

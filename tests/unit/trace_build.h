@@ -203,6 +203,49 @@ static inline int build_put_logits(trace_writer *w, const built *b, const trace_
     return code;
 }
 
+/* Gradients whose rows differ in size by up to 2^39; every fifth row is zero. Set 0 is grad/loss. */
+static inline float build_gradient(int set, int layer, int head, int32_t t, int d) {
+    uint32_t i = (uint32_t)(((set * 8 + layer) * 8 + head) * 4096 + t) * 8 + (uint32_t)d;
+    return t % 5 == 3 ? 0 : ldexpf((float)rng_normal(rng_philox(12, i, 6, 0, 0)), t % 40 - 35);
+}
+
+static inline int32_t build_label(int sample, int32_t t) {
+    return t % 7 == 2 ? -1 : (t * 3 + sample) % 50;
+}
+
+static inline int build_put_gradients(trace_writer *w, const built *b, int set, int layer, int head) {
+    int dim = b->model.head_dim;
+    float *rows = mem_new((size_t)(b->T * dim), sizeof *rows, "test");
+    float *scale = mem_new((size_t)b->T, sizeof *scale, "test");
+    for (int32_t t = 0; t < b->T; t++)
+        for (int d = 0; d < dim; d++) rows[t * dim + d] = build_gradient(set, layer, head, t, d);
+    int code = 0;
+    for (int32_t t = 0; t < b->T && !code; t += TRACE_TILE) {
+        size_t n = (size_t)(b->T - t < TRACE_TILE ? b->T - t : TRACE_TILE);
+        trace_chunk c;
+        code = trace_pack_grad(w, rows + t * dim, n, (size_t)dim, scale + t, &c);
+        if (!code) code = trace_put_grad(w, set, layer, head, t / TRACE_TILE, &c);
+    }
+    if (!code) code = trace_write_grad_scale(w, set, layer, head, scale);
+    mem_free(rows);
+    mem_free(scale);
+    return code;
+}
+
+static inline int build_put_all_gradients(trace_writer *w, const built *b, const trace_plan *plan) {
+    int code = 0;
+    for (int set = 0; set <= plan->n_fisher; set++)
+        for (int l = 0; l < b->model.n_layer; l++)
+            for (int h = 0; h < b->model.n_head && !code; h++) code = build_put_gradients(w, b, set, l, h);
+    if (code || !plan->n_fisher) return code;
+    int32_t steps = b->T - 1, *label = mem_new((size_t)(plan->n_fisher * steps), sizeof *label, "test");
+    for (int s = 0; s < plan->n_fisher; s++)
+        for (int32_t t = 0; t < steps; t++) label[s * steps + t] = build_label(s, t);
+    code = trace_write_fisher_labels(w, label);
+    mem_free(label);
+    return code;
+}
+
 static inline int build_fill(trace_writer *w, pool *p, const built *b, const trace_sequence *s,
                              const trace_plan *plan) {
     size_t wo = (size_t)(b->model.n_head * b->model.head_dim * b->model.n_embd);
@@ -212,6 +255,7 @@ static inline int build_fill(trace_writer *w, pool *p, const built *b, const tra
     mem_free(o);
     if (!code) code = trace_write_sequence(w, s, plan);
     for (int l = 0; l < b->model.n_layer && !code; l++) code = build_put_layer(w, p, b, plan, l);
+    if (!code && plan->grad_loss) code = build_put_all_gradients(w, b, plan);
     return code ? code : build_put_logits(w, b, plan);
 }
 
@@ -236,5 +280,11 @@ static inline int build_write(const built *b, const char *path, const trace_sequ
     return code;
 }
 
-static const trace_plan build_everything = {
-    .dense = true, .factored = true, .lse = true, .row_sum = true, .topk = 3, .full_logits = true};
+static const trace_plan build_everything = {.dense = true,
+                                            .factored = true,
+                                            .lse = true,
+                                            .row_sum = true,
+                                            .topk = 3,
+                                            .full_logits = true,
+                                            .grad_loss = true,
+                                            .n_fisher = 2};
