@@ -1,0 +1,335 @@
+#include "tracer/cpu/step.h"
+#include "base/err.h"
+#include "base/mem.h"
+#include "tracer/cpu/matmul.h"
+#include "tracer/cpu/rows.h"
+#include "traces/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A tile of weights is read from memory for the first group of rows and from the cache for the others. */
+enum { GROUP_ROWS = 16, TILE_COLS = 64, PROJECT_ROWS = 256 };
+
+typedef float v4f __attribute__((vector_size(16)));
+
+/* The entries of one kv head that a copy still has. Keys and values stay in their slots; slots of entries that left
+ * wait behind the residents' for the next ones. */
+typedef struct cache {
+    int32_t n, used, capacity;
+    int32_t *entry; /* [capacity] residents in [0, n), ascending */
+    int32_t *slot;  /* [capacity] slots of the residents in [0, n), free ones in [n, used) */
+    float *k, *v;   /* [capacity][ld_kv], zero behind head_dim */
+    void *block;
+} cache;
+
+struct backend_steps {
+    backend_state *s;
+    size_t n, n_rows; /* copies; rows of the buffers: whole groups */
+    int32_t t, n_tokens;
+    size_t ld_x, ld_qkv, ld_mix, ld_ff, ld_logits, ld_rows, ld_kv;
+    float *x, *normed, *qkv, *mix, *ff, *gate, *logits; /* [n_rows][ld_...]; as in cpu_run */
+    float *angles;                                      /* [rope_dims] of step t */
+    float **rows;                                       /* [n] see step_view */
+    float **scores;                                     /* [threads][ld_rows] */
+    float **query;                                      /* [threads][ld_kv] a head's q, then its output */
+    cache *caches;                                      /* [n][n_layer][n_kv_head] */
+    int layer;                                          /* current */
+    void *block;
+};
+
+/* ---- products --------------------------------------------------------------------------------------------------- */
+
+/* out = in * w^T (or out += in * w^T), all rows of one strip of columns after another. */
+typedef struct product {
+    size_t n_rows, group, n_cols, inner, ld_in, ld_out;
+    const float *in, *w;
+    float *out;
+    int accumulate;
+} product;
+
+static void multiply(const product *p, size_t strip) {
+    size_t col = strip * TILE_COLS, n_cols = p->n_cols - col < TILE_COLS ? p->n_cols - col : TILE_COLS;
+    for (size_t row = 0; row < p->n_rows; row += p->group) {
+        size_t n = p->n_rows - row < p->group ? p->n_rows - row : p->group;
+        matmul_weight(n, n_cols, p->inner, p->in + row * p->ld_in, p->ld_in, p->w + col * p->inner, p->inner,
+                      p->accumulate, p->out + row * p->ld_out + col, p->ld_out);
+    }
+}
+
+static int product_strip(void *context, size_t task, int worker) {
+    (void)worker;
+    multiply(context, task);
+    return 0;
+}
+
+static size_t strips(size_t n_cols) {
+    return (n_cols + TILE_COLS - 1) / TILE_COLS;
+}
+
+int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out) {
+    product p = {.n_rows = n,
+                 .group = PROJECT_ROWS,
+                 .n_cols = (size_t)s->m->n_vocab,
+                 .inner = (size_t)s->m->n_embd,
+                 .ld_in = stride,
+                 .ld_out = stride_out,
+                 .in = hidden,
+                 .w = s->output,
+                 .out = out};
+    return pool_run(s->p, strips(p.n_cols), product_strip, &p);
+}
+
+static int project(backend_steps *st, const float *in, size_t ld_in, size_t inner, const float *w, size_t n_cols,
+                   int accumulate, float *out, size_t ld_out) {
+    product p = {st->n_rows, GROUP_ROWS, n_cols, inner, ld_in, ld_out, in, w, out, accumulate};
+    return pool_run(st->s->p, strips(n_cols), product_strip, &p);
+}
+
+/* ---- buffers ---------------------------------------------------------------------------------------------------- */
+
+static void set_strides(backend_steps *st) {
+    const model *m = st->s->m;
+    size_t dim = (size_t)m->head_dim, heads = (size_t)m->n_head;
+    st->ld_x = kernel_pad((size_t)m->n_embd);
+    st->ld_qkv = kernel_pad((heads + 2 * (size_t)m->n_kv_head) * dim);
+    st->ld_mix = kernel_pad(heads * dim);
+    st->ld_ff = kernel_pad((size_t)m->n_ff);
+    st->ld_logits = kernel_pad((size_t)m->n_vocab);
+    st->ld_rows = kernel_pad((size_t)st->n_tokens);
+    st->ld_kv = kernel_pad(dim);
+    st->n_rows = (st->n + GROUP_ROWS - 1) / GROUP_ROWS * GROUP_ROWS;
+}
+
+static void carve(backend_steps *st, const bool *wants_rows, mem_carver *c) {
+    const model *m = st->s->m;
+    size_t threads = (size_t)pool_threads(st->s->p), layers = (size_t)m->n_layer, heads = (size_t)m->n_head;
+    struct {
+        float **at;
+        size_t stride;
+    } all[] = {{&st->x, st->ld_x},   {&st->normed, st->ld_x}, {&st->qkv, st->ld_qkv},      {&st->mix, st->ld_mix},
+               {&st->ff, st->ld_ff}, {&st->gate, st->ld_ff},  {&st->logits, st->ld_logits}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        *all[i].at = mem_carve(c, st->n_rows * all[i].stride, sizeof(float));
+    st->angles = mem_carve(c, (size_t)m->rope_dims, sizeof(float));
+    st->caches = mem_carve(c, st->n * layers * (size_t)m->n_kv_head, sizeof *st->caches);
+    st->rows = mem_carve(c, st->n, sizeof *st->rows);
+    st->scores = mem_carve(c, threads, sizeof *st->scores);
+    st->query = mem_carve(c, threads, sizeof *st->query);
+    for (size_t i = 0; i < st->n; i++) {
+        float *rows = mem_carve(c, wants_rows[i] ? layers * heads * st->ld_rows : 0, sizeof *rows);
+        if (c->base) st->rows[i] = wants_rows[i] ? rows : NULL;
+    }
+    for (size_t i = 0; i < threads; i++) {
+        float *scores = mem_carve(c, st->ld_rows, sizeof *scores), *query = mem_carve(c, st->ld_kv, sizeof *query);
+        if (c->base) st->scores[i] = scores, st->query[i] = query;
+    }
+}
+
+int cpu_steps_new(backend_state *s, size_t n, const bool *wants_rows, int32_t n_tokens, backend_steps **out) {
+    backend_steps *st = *out = mem_new(1, sizeof *st, "steps");
+    if (!st) return ERR_DATA;
+    *st = (backend_steps){.s = s, .n = n, .n_tokens = n_tokens};
+    set_strides(st);
+    mem_carver size = {0};
+    carve(st, wants_rows, &size);
+    st->block = mem_new(size.used, 1, "steps");
+    if (!st->block) {
+        mem_free(st);
+        *out = NULL;
+        return ERR_DATA;
+    }
+    mem_carver c = {.base = st->block};
+    carve(st, wants_rows, &c);
+    return 0;
+}
+
+void cpu_steps_free(backend_steps *st) {
+    if (!st) return;
+    size_t n = st->n * (size_t)st->s->m->n_layer * (size_t)st->s->m->n_kv_head;
+    for (size_t i = 0; i < n; i++) mem_free(st->caches[i].block);
+    mem_free(st->block);
+    mem_free(st);
+}
+
+/* ---- caches ----------------------------------------------------------------------------------------------------- */
+
+static cache *cache_of(const backend_steps *st, size_t copy, int layer, int kv_head) {
+    const model *m = st->s->m;
+    return st->caches + (copy * (size_t)m->n_layer + (size_t)layer) * (size_t)m->n_kv_head + (size_t)kv_head;
+}
+
+static int cache_grow(const backend_steps *st, cache *c) {
+    int32_t most = st->n_tokens, capacity = c->capacity ? 2 * c->capacity : 32;
+    cache bigger = *c;
+    mem_carver m = {0};
+    bigger.capacity = capacity < most ? capacity : most;
+    for (int pass = 0; pass < 2; pass++) {
+        size_t n = (size_t)bigger.capacity;
+        bigger.k = mem_carve(&m, n * st->ld_kv, sizeof *c->k);
+        bigger.v = mem_carve(&m, n * st->ld_kv, sizeof *c->v);
+        bigger.entry = mem_carve(&m, n, sizeof *c->entry);
+        bigger.slot = mem_carve(&m, n, sizeof *c->slot);
+        if (pass) break;
+        bigger.block = mem_new(m.used, 1, "KV cache");
+        if (!bigger.block) return ERR_DATA;
+        m = (mem_carver){.base = bigger.block};
+    }
+    if (c->block) {
+        memcpy(bigger.k, c->k, (size_t)c->used * st->ld_kv * sizeof *c->k);
+        memcpy(bigger.v, c->v, (size_t)c->used * st->ld_kv * sizeof *c->v);
+        memcpy(bigger.entry, c->entry, (size_t)c->n * sizeof *c->entry);
+        memcpy(bigger.slot, c->slot, (size_t)c->used * sizeof *c->slot);
+    }
+    mem_free(c->block);
+    *c = bigger;
+    return 0;
+}
+
+/* Keep the entries from `first` on, and of them only those with evict_at > t (NULL: all). */
+static void cache_keep(cache *c, int32_t first, const int32_t *evict_at, int32_t t) {
+    int32_t to = 0;
+    for (int32_t j = 0; j < c->n; j++) {
+        int32_t entry = c->entry[j], slot = c->slot[j];
+        if (entry < first || (evict_at && evict_at[entry] <= t)) continue;
+        c->entry[to] = entry;
+        c->slot[j] = c->slot[to]; /* a free one, or its own */
+        c->slot[to++] = slot;
+    }
+    c->n = to;
+}
+
+static int cache_append(const backend_steps *st, cache *c, const float *k, const float *v) {
+    size_t bytes = (size_t)st->s->m->head_dim * sizeof *k;
+    if (c->n == c->capacity) TRY(cache_grow(st, c));
+    if (c->n == c->used) c->slot[c->used] = c->used, c->used++;
+    size_t at = (size_t)c->slot[c->n] * st->ld_kv;
+    memcpy(c->k + at, k, bytes);
+    memcpy(c->v + at, v, bytes);
+    c->entry[c->n++] = st->t;
+    return 0;
+}
+
+void cpu_steps_forget(backend_steps *st, size_t copy, int layer, int kv_head, const int32_t *evict_at) {
+    cache_keep(cache_of(st, copy, layer, kv_head), 0, evict_at, st->t); /* t is the next step already */
+}
+
+/* ---- attention -------------------------------------------------------------------------------------------------- */
+
+/* out [ld_kv] = sum over residents of p v. */
+static void mix_values(const backend_steps *st, const cache *c, const float *p, float *out) {
+    memset(out, 0, st->ld_kv * sizeof *out);
+    for (int32_t j = 0; j < c->n; j++) {
+        const float *v = c->v + (size_t)c->slot[j] * st->ld_kv;
+        v4f weight = p[j] - (v4f){0};
+        for (size_t d = 0; d < st->ld_kv; d += 4) *(v4f *)(out + d) += weight * *(const v4f *)(v + d);
+    }
+}
+
+static int attend(backend_steps *st, size_t copy, const cache *c, int head, int worker) {
+    const model *m = st->s->m;
+    size_t dim = (size_t)m->head_dim;
+    float *q = st->query[worker], *p = st->scores[worker];
+    memset(q + dim, 0, (st->ld_kv - dim) * sizeof *q);
+    memcpy(q, st->qkv + copy * st->ld_qkv + (size_t)head * dim, dim * sizeof *q);
+    for (int32_t j = 0; j < c->n; j++)
+        p[j] = (float)((double)m->scale * kernels()->dot(q, c->k + (size_t)c->slot[j] * st->ld_kv, dim));
+    if (isnan(kernels()->softmax(p, 0, (size_t)c->n - 1, m->softcap, NULL)))
+        return err_set(ERR_DATA, "non-finite logits at layer %d, token %d (attention head %d)", st->layer, st->t, head);
+    mix_values(st, c, p, q);
+    memcpy(st->mix + copy * st->ld_mix + (size_t)head * dim, q, dim * sizeof *q);
+    if (!st->rows[copy]) return 0;
+    float *row = st->rows[copy] + ((size_t)st->layer * (size_t)m->n_head + (size_t)head) * st->ld_rows;
+    memset(row, 0, (size_t)(st->t + 1) * sizeof *row);
+    for (int32_t j = 0; j < c->n; j++) row[c->entry[j]] = p[j];
+    return 0;
+}
+
+/* Bias and rotation of `n_head` neighbouring heads of q | k | v. */
+static void finish_heads(const backend_steps *st, float *qkv, size_t head, int n_head, bool turn) {
+    const model *m = st->s->m;
+    size_t from = head * (size_t)m->head_dim, n = (size_t)n_head * (size_t)m->head_dim;
+    const float *bias = st->s->layer[st->layer].qkv_bias;
+    for (size_t i = from; bias && i < from + n; i++) qkv[i] += bias[i];
+    if (turn) rows_rope(qkv + from, n_head, m->head_dim, m->rope_dims, m->arch->rope, st->angles);
+}
+
+/* One kv head of one copy, and the query heads that read it. */
+static int attend_task(void *context, size_t task, int worker) {
+    backend_steps *st = context;
+    const model *m = st->s->m;
+    size_t dim = (size_t)m->head_dim, n_kv = (size_t)m->n_kv_head, copy = task / n_kv, kv = task % n_kv;
+    size_t k_head = (size_t)m->n_head + kv, v_head = k_head + n_kv;
+    int group = m->n_head / m->n_kv_head, window = m->window[st->layer];
+    float *qkv = st->qkv + copy * st->ld_qkv;
+    cache *c = cache_of(st, copy, st->layer, (int)kv);
+    finish_heads(st, qkv, kv * (size_t)group, group, true);
+    finish_heads(st, qkv, k_head, 1, true);
+    finish_heads(st, qkv, v_head, 1, false);
+    if (window) cache_keep(c, st->t - window + 1, NULL, 0);
+    TRY(cache_append(st, c, qkv + k_head * dim, qkv + v_head * dim));
+    for (int h = 0; h < group; h++) TRY(attend(st, copy, c, (int)kv * group + h, worker));
+    return 0;
+}
+
+/* ---- a step ----------------------------------------------------------------------------------------------------- */
+
+static void norm(backend_steps *st, const float *weight) {
+    const model *m = st->s->m;
+    for (size_t i = 0; i < st->n; i++)
+        rows_rms_norm(st->x + i * st->ld_x, weight, (size_t)m->n_embd, m->norm_eps, st->normed + i * st->ld_x);
+}
+
+/* ff = up * silu(gate) in one strip of columns; the product handed in is up's. */
+static int gated_strip(void *context, size_t task, int worker) {
+    (void)worker;
+    const backend_steps *st = context;
+    const cpu_layer *w = &st->s->layer[st->layer];
+    product gate = {.n_rows = st->n_rows,
+                    .group = GROUP_ROWS,
+                    .n_cols = (size_t)st->s->m->n_ff,
+                    .inner = (size_t)st->s->m->n_embd,
+                    .ld_in = st->ld_x,
+                    .ld_out = st->ld_ff,
+                    .in = st->normed,
+                    .w = w->gate,
+                    .out = st->gate};
+    product up = gate;
+    up.w = w->up;
+    up.out = st->ff;
+    multiply(&gate, task);
+    multiply(&up, task);
+    size_t col = task * TILE_COLS, n = gate.n_cols - col < TILE_COLS ? gate.n_cols - col : TILE_COLS;
+    for (size_t i = 0; i < st->n; i++) rows_silu_gate(st->gate + i * st->ld_ff + col, st->ff + i * st->ld_ff + col, n);
+    return 0;
+}
+
+static int run_layer(backend_steps *st, int layer) {
+    const model *m = st->s->m;
+    const cpu_layer *w = &st->s->layer[layer];
+    size_t n_embd = (size_t)m->n_embd, dim = (size_t)m->head_dim, q = (size_t)m->n_head * dim;
+    size_t qkv = q + 2 * (size_t)m->n_kv_head * dim;
+    st->layer = layer;
+    norm(st, w->attn_norm);
+    TRY(project(st, st->normed, st->ld_x, n_embd, w->qkv, qkv, 0, st->qkv, st->ld_qkv));
+    TRY(pool_run(st->s->p, st->n * (size_t)m->n_kv_head, attend_task, st));
+    TRY(project(st, st->mix, st->ld_mix, q, w->o, n_embd, 1, st->x, st->ld_x));
+    norm(st, w->ffn_norm);
+    TRY(pool_run(st->s->p, strips((size_t)m->n_ff), gated_strip, st));
+    return project(st, st->ff, st->ld_ff, (size_t)m->n_ff, w->down, n_embd, 1, st->x, st->ld_x);
+}
+
+int cpu_steps_next(backend_steps *st, int32_t token, step_view *out) {
+    const backend_state *s = st->s;
+    const model *m = s->m;
+    size_t n_embd = (size_t)m->n_embd;
+    for (size_t i = 0; i < st->n; i++)
+        memcpy(st->x + i * st->ld_x, s->embedding + (size_t)token * n_embd, n_embd * sizeof *st->x);
+    rows_rope_angles(st->t, m->rope_dims, m->rope_base, st->angles);
+    for (int layer = 0; layer < m->n_layer; layer++) TRY(run_layer(st, layer));
+    norm(st, s->output_norm);
+    TRY(project(st, st->normed, st->ld_x, n_embd, s->output, (size_t)m->n_vocab, 0, st->logits, st->ld_logits));
+    st->t++;
+    *out = (step_view){st->logits, st->ld_logits, st->rows, st->ld_rows};
+    return 0;
+}
