@@ -1,12 +1,10 @@
 #include "analyze/results.h"
+#include "base/csv.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +33,7 @@ static const struct {
     {"trace", offsetof(result, trace), true, false, false},
     {"seq", offsetof(result, seq), true, false, false},
 };
-enum { N_TEXTS = sizeof texts / sizeof *texts, MAX_COLUMNS = 256 };
+enum { N_TEXTS = sizeof texts / sizeof *texts };
 
 static const char *text_of(const result *r, size_t i) {
     return *(const char *const *)((const char *)r + texts[i].offset);
@@ -43,174 +41,61 @@ static const char *text_of(const result *r, size_t i) {
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-/* One file being read. Fields are unquoted in place: what is written never overtakes what is read. */
+/* One file being read, and where its columns are. */
 typedef struct reader {
-    const char *path;
-    char *at, *end;
-    size_t line;  /* of `at` */
-    size_t start; /* line on which the last record began */
-    char *field[MAX_COLUMNS];
-    size_t n_fields;
-    size_t header_fields;
+    csv file;
     size_t text_column[N_TEXTS], budget_column, lag_column, metric_column[RESULTS_METRICS];
 } reader;
-static const size_t ABSENT = SIZE_MAX;
 
-static int read_file(const char *path, char **out, size_t *bytes) {
-    FILE *f = fopen(path, "rb");
-    if (!f) return err_set(ERR_DATA, "%s: %s", path, strerror(errno));
-    char *data = NULL;
-    size_t n = 0, capacity = 0, got = 0;
-    int code = 0;
-    do {
-        n += got;
-        code = mem_grow((void **)&data, &capacity, n + 65536, 1, "results file");
-    } while (!code && (got = fread(data + n, 1, capacity - n - 1, f)) > 0);
-    if (!code && ferror(f)) code = err_set(ERR_DATA, "%s: %s", path, strerror(errno));
-    fclose(f);
-    if (!code && memchr(data, 0, n)) code = err_set(ERR_DATA, "%s: holds NUL bytes, so it is no CSV file", path);
-    if (code) {
-        mem_free(data);
-        return code;
-    }
-    data[n] = 0;
-    *out = data;
-    *bytes = n;
-    return 0;
-}
-
-static int bad_record(const reader *f, const char *what) {
-    return err_set(ERR_DATA, "%s:%zu: %s", f->path, f->start, what);
-}
-
-/* Step over the field's end: a comma, a line end or the end of the file. *more: another field of this record follows.
- */
-static void end_of_field(reader *f, char *write, bool *more) {
-    *more = f->at < f->end && *f->at == ',';
-    if (!*more && f->at < f->end) {
-        if (*f->at == '\r' && f->at[1] == '\n') f->at++;
-        f->line++;
-    }
-    if (f->at < f->end) f->at++;
-    *write = 0;
-}
-
-static bool at_end_of_field(const reader *f) {
-    return f->at == f->end || *f->at == ',' || *f->at == '\n' || (*f->at == '\r' && f->at[1] == '\n');
-}
-
-static int read_quoted(reader *f, bool *more) {
-    char *write = ++f->at;
-    f->field[f->n_fields++] = write;
-    for (;; f->at++) {
-        if (f->at == f->end) return bad_record(f, "a quoted field is not closed");
-        if (*f->at == '"' && *++f->at != '"') break;
-        f->line += *f->at == '\n';
-        *write++ = *f->at;
-    }
-    if (!at_end_of_field(f)) return bad_record(f, "text after a closing quote");
-    end_of_field(f, write, more);
-    return 0;
-}
-
-static int read_record(reader *f) {
-    bool more = true;
-    f->start = f->line;
-    for (f->n_fields = 0; more;) {
-        if (f->n_fields == MAX_COLUMNS) return bad_record(f, "more than 256 fields");
-        if (f->at < f->end && *f->at == '"') {
-            TRY(read_quoted(f, &more));
-            continue;
-        }
-        f->field[f->n_fields++] = f->at;
-        for (; !at_end_of_field(f); f->at++)
-            if (*f->at == '"') return bad_record(f, "a quote inside a field that is not quoted");
-        end_of_field(f, f->at, &more);
-    }
-    return 0;
-}
-
-static int skip_comments(reader *f) {
-    const char *version = "# kvlag results v1";
-    if (f->end - f->at >= 3 && memcmp(f->at, "\xef\xbb\xbf", 3) == 0) f->at += 3;
-    for (f->line = 1; f->at < f->end && *f->at == '#'; f->line++) {
-        int n = (int)strcspn(f->at, "\r\n");
-        bool ours = strncmp(f->at, version, strlen(version) - 1) == 0;
-        if (ours && ((size_t)n != strlen(version) || strncmp(f->at, version, strlen(version)) != 0))
-            return err_set(ERR_DATA, "%s:%zu: '%.*s' is not supported (want v1)", f->path, f->line, n, f->at);
-        f->at += strcspn(f->at, "\n");
-        if (f->at < f->end) f->at++;
-    }
-    return 0;
-}
-
-static size_t find_column(const reader *f, const char *name) {
-    for (size_t i = 0; i < f->n_fields; i++)
-        if (strcmp(f->field[i], name) == 0) return i;
-    return ABSENT;
-}
-
-static int need_column(const reader *f, const char *name, size_t *at) {
-    *at = find_column(f, name);
-    return *at == ABSENT ? err_set(ERR_DATA, "%s:%zu: no column '%s'", f->path, f->start, name) : 0;
-}
-
-static int read_header(reader *f) {
-    TRY(skip_comments(f));
-    if (f->at == f->end) return err_set(ERR_DATA, "%s: no header line", f->path);
-    TRY(read_record(f));
-    f->header_fields = f->n_fields;
-    for (size_t i = 0; i < f->n_fields; i++)
-        if (find_column(f, f->field[i]) < i)
-            return err_set(ERR_DATA, "%s:%zu: two columns '%s'", f->path, f->start, f->field[i]);
+static int find_columns(reader *f) {
     for (size_t i = 0; i < N_TEXTS; i++)
-        if (texts[i].needed) TRY(need_column(f, texts[i].column, &f->text_column[i]));
-        else f->text_column[i] = find_column(f, texts[i].column);
-    TRY(need_column(f, "budget", &f->budget_column));
-    TRY(need_column(f, "lag", &f->lag_column));
-    for (size_t i = 0; i < RESULTS_METRICS; i++) f->metric_column[i] = find_column(f, results_metrics[i].column);
+        if (texts[i].needed) TRY(csv_need(&f->file, texts[i].column, &f->text_column[i]));
+        else f->text_column[i] = csv_find(&f->file, texts[i].column);
+    TRY(csv_need(&f->file, "budget", &f->budget_column));
+    TRY(csv_need(&f->file, "lag", &f->lag_column));
+    for (size_t i = 0; i < RESULTS_METRICS; i++) f->metric_column[i] = csv_find(&f->file, results_metrics[i].column);
     return 0;
 }
 
-static int read_number(const reader *f, const char *column, size_t at, double least, double *out) {
-    const char *s = f->field[at];
-    if (text_parse_number(s, out) != 0 || !isfinite(*out))
-        return err_set(ERR_DATA, "%s:%zu: %s '%s' is not a number", f->path, f->start, column, s);
-    if (*out < least) return err_set(ERR_DATA, "%s:%zu: %s %s is below %g", f->path, f->start, column, s, least);
-    return 0;
-}
-
-static int read_row(reader *f, result *r) {
-    TRY(read_record(f));
-    if (f->n_fields != f->header_fields)
-        return err_set(ERR_DATA, "%s:%zu: %zu fields, the header has %zu", f->path, f->start, f->n_fields,
-                       f->header_fields);
-    r->line = f->start;
+static int read_row(const reader *f, result *r) {
+    const csv *c = &f->file;
+    r->line = c->line;
     for (size_t i = 0; i < N_TEXTS; i++)
-        *(const char **)((char *)r + texts[i].offset) = f->text_column[i] == ABSENT ? "" : f->field[f->text_column[i]];
-    TRY(read_number(f, "budget", f->budget_column, 1, &r->budget));
+        *(const char **)((char *)r + texts[i].offset) =
+            f->text_column[i] == CSV_ABSENT ? "" : c->field[f->text_column[i]];
+    TRY(csv_number(c, f->budget_column, 1, &r->budget));
     r->lag = -1;
-    if (*f->field[f->lag_column]) TRY(read_number(f, "lag", f->lag_column, 0, &r->lag));
+    if (*c->field[f->lag_column]) TRY(csv_number(c, f->lag_column, 0, &r->lag));
     for (size_t i = 0; i < RESULTS_METRICS; i++) {
         r->metric[i] = NAN;
-        if (f->metric_column[i] != ABSENT && *f->field[f->metric_column[i]])
-            TRY(read_number(f, results_metrics[i].column, f->metric_column[i], -INFINITY, &r->metric[i]));
+        if (f->metric_column[i] != CSV_ABSENT && *c->field[f->metric_column[i]])
+            TRY(csv_number(c, f->metric_column[i], -INFINITY, &r->metric[i]));
     }
     return 0;
 }
 
-static int read_rows(const char *path, size_t file, results *r, size_t *capacity) {
-    size_t bytes = 0, before = r->n_rows;
-    TRY(read_file(path, &r->file_text[file], &bytes));
-    reader f = {.path = path, .at = r->file_text[file], .end = r->file_text[file] + bytes};
-    TRY(read_header(&f));
-    while (f.at < f.end) {
+static int read_rows(reader *f, size_t file, results *r, size_t *capacity) {
+    size_t before = r->n_rows;
+    bool more;
+    TRY(find_columns(f));
+    for (;;) {
+        TRY(csv_next(&f->file, &more));
+        if (!more) break;
         TRY(mem_grow((void **)&r->rows, capacity, r->n_rows + 1, sizeof *r->rows, "results"));
         r->rows[r->n_rows].file = file;
-        TRY(read_row(&f, &r->rows[r->n_rows]));
+        TRY(read_row(f, &r->rows[r->n_rows]));
         r->n_rows++;
     }
-    return r->n_rows > before ? 0 : err_set(ERR_DATA, "%s: no data rows", path);
+    return r->n_rows > before ? 0 : err_set(ERR_DATA, "%s: no data rows", f->file.path);
+}
+
+static int read_results(const char *path, size_t file, results *r, size_t *capacity) {
+    reader f;
+    int code = csv_open(path, "results", &f.file);
+    if (!code) code = read_rows(&f, file, r, capacity);
+    r->file_text[file] = csv_keep(&f.file);
+    csv_close(&f.file);
+    return code;
 }
 
 /* ---- configurations --------------------------------------------------------------------------------------------- */
@@ -327,7 +212,7 @@ int results_read(const char *const *paths, size_t n, results **out) {
     r->n_files = n;
     r->file_text = mem_new(n, sizeof *r->file_text, "results");
     int code = r->file_text ? 0 : ERR_DATA;
-    for (size_t i = 0; i < n && !code; i++) code = read_rows(paths[i], i, r, &capacity);
+    for (size_t i = 0; i < n && !code; i++) code = read_results(paths[i], i, r, &capacity);
     if (!code) code = make_configs(r, paths);
     if (code) results_free(r);
     else *out = r;
