@@ -1,10 +1,10 @@
 /* From the Fisher term to a KL divergence with an error bar (DESIGN section 6).
  *
- * kl_est = c * fisher. c comes from true reruns (kvlag verify --calibrate): with r = log(true KL / fisher) over runs with
- * true KL >= CALIBRATION_LEAST_KL, m the mean of all r and m_f, n_f mean and number of a family's,
- *     log c_f = (n_f m_f + 2 m) / (n_f + 2),    s^2 = pooled variance within families,
- * and the 90 % interval is log kl_est +- t(.95, n-1) s sqrt(1 + 1/n). Without a calibration c = 1.5 and the interval is a
- * factor of 1.5 either way at one standard deviation, and the results say "uncalibrated". */
+ * kl_est = c * fisher. c comes from true reruns (kvlag verify --calibrate): with r = log(true KL / fisher) over runs
+ * with true KL >= CALIBRATION_LEAST_KL, m the mean of all r and m_f, n_f mean and number of a family's, log c_f = (n_f
+ * m_f + 2 m) / (n_f + 2),    s^2 = pooled variance within families, and the 90 % interval is log kl_est +- t(.95, n-1)
+ * s sqrt(1 + 1/n). Without a calibration c = 1.5 and the interval is a factor of 1.5 either way at one standard
+ * deviation, and the results say "uncalibrated". */
 #pragma once
 
 #include "sim/policy.h"
@@ -19,12 +19,12 @@ typedef struct calibration_point {
 } calibration_point;
 
 typedef struct calibration {
-    bool is_default;     /* uncalibrated */
-    char model[128];     /* trace_model.name of the reruns */
-    int32_t n_tokens;    /* T of the reruns */
-    char budgets[256];   /* budgets as asked, comma-separated */
-    int n;               /* reruns used */
-    double log_c, s;     /* global mean of r; pooled standard deviation within families */
+    bool is_default;   /* uncalibrated */
+    char model[128];   /* trace_model.name of the reruns */
+    int32_t n_tokens;  /* T of the reruns */
+    char budgets[256]; /* budgets as asked, comma-separated */
+    int n;             /* reruns used */
+    double log_c, s;   /* global mean of r; pooled standard deviation within families */
     struct {
         int n;
         double log_c; /* shrunk towards the global one; equal to it where n = 0 */

@@ -9,6 +9,7 @@
 #include "traces/lifetimes.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,8 @@ typedef struct row {
 typedef struct job {
     /* the command line */
     opt_list traces, specs;
-    const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *attention, *lifetimes, *from_lifetimes;
+    const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *attention, *lifetimes, *from_lifetimes,
+        *calibration;
     long long n_prompt, memory, threads, seed;
     bool force, quiet, verbose;
     char seed_text[24];
@@ -34,6 +36,7 @@ typedef struct job {
     sim_asks asks;
     size_t *number; /* [asks.n][sequences] see number_configs; NULL where no lifetimes are written */
     sweep_options options;
+    calibration scale;
     pool *pool;
     lifetimes *given;
     lifetimes_writer *lifetimes_out;
@@ -49,8 +52,7 @@ typedef struct job {
     size_t first_row, first_result;
 } job;
 
-/* ---- the command line ---------------------------------------------------------------------------------------------
- */
+/* ---- the command line ------------------------------------------------------------------------------------------- */
 
 static int parse(job *j, int argc, char **argv) {
     const opt table[] = {
@@ -63,11 +65,13 @@ static int parse(job *j, int argc, char **argv) {
         {"pending", 0, OPT_CHOICE, true, &j->pending, "charged|free|both",
          "do entries held for the lag count in the budget", 0, 0},
         {"prompt", 0, OPT_INT, true, &j->n_prompt, "N", "steps that see everything (default: the trace's)", 0, 1 << 30},
-        {"metrics", 0, OPT_TEXT, true, &j->metrics, "LIST", "lost_mass, out_err, out_err=exact", 0, 0},
+        {"metrics", 0, OPT_TEXT, true, &j->metrics, "LIST", "lost_mass, loss, out_err, out_err=exact", 0, 0},
         {"attention", 0, OPT_CHOICE, true, &j->attention, "dense|factored", "which stored form to read", 0, 0},
         {"lifetimes", 0, OPT_FILE, false, &j->lifetimes, "FILE.h5", "write when each entry left", 0, 0},
         {"from-lifetimes", 0, OPT_FILE, true, &j->from_lifetimes, "FILE.h5",
          "price these lifetimes instead of policies", 0, 0},
+        {"calibration", 0, OPT_FILE, true, &j->calibration, "FILE.json",
+         "what verify --calibrate wrote: scale and error bar", 0, 0},
         {"memory", 0, OPT_SIZE, false, &j->memory, "N", "bound on memory, e.g. 512M (default 1G)", 1 << 20, 1LL << 46},
         {"threads", 0, OPT_INT, false, &j->threads, "N", "worker threads (default: all processors)", 1, 4096},
         {"seed", 0, OPT_INT, true, &j->seed, "N", "of policies that draw random numbers", 0, 1LL << 53},
@@ -102,18 +106,44 @@ static bool can_out_err(const trace *t) {
     return can;
 }
 
+/* Blocks files have one number of samples for all rows. */
+static int check_samples(const job *j) {
+    int32_t samples = trace_get_sequence(j->trace[0], 0)->n_fisher;
+    for (size_t i = 0; i < j->traces.n && j->options.loss; i++)
+        for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]); seq++)
+            if (trace_get_sequence(j->trace[i], seq)->n_fisher != samples)
+                return err_set(ERR_USAGE, "%s has %d samples in grad/fisher, %s has %d: price them in separate calls",
+                               trace_path(j->trace[0]), samples, trace_path(j->trace[i]),
+                               trace_get_sequence(j->trace[i], seq)->n_fisher);
+    return 0;
+}
+
+static bool can_loss(const trace *t) {
+    for (size_t seq = 0; seq < trace_n_sequences(t); seq++) {
+        const trace_sequence *s = trace_get_sequence(t, seq);
+        if (!s->has_grad_loss || !s->has_v) return false;
+    }
+    return true;
+}
+
 static int choose_metrics(job *j) {
     if (!j->metrics) {
-        j->options.out_err = true;
-        for (size_t i = 0; i < j->traces.n; i++) j->options.out_err &= can_out_err(j->trace[i]);
+        j->options.loss = j->options.out_err = true;
+        for (size_t i = 0; i < j->traces.n; i++) {
+            j->options.loss &= can_loss(j->trace[i]);
+            j->options.out_err &= can_out_err(j->trace[i]);
+        }
+        j->options.out_err &= !j->options.loss;
         return 0;
     }
     for (const char *s = j->metrics;; s++) {
         size_t n = strcspn(s, ",");
-        if (n == 7 && strncmp(s, "out_err", n) == 0) j->options.out_err = true;
+        if (n == 4 && strncmp(s, "loss", n) == 0) j->options.loss = true;
+        else if (n == 7 && strncmp(s, "out_err", n) == 0) j->options.out_err = true;
         else if (n == 13 && strncmp(s, "out_err=exact", n) == 0) j->options.out_err = j->options.out_err_exact = true;
         else if (n != 9 || strncmp(s, "lost_mass", n) != 0)
-            return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, out_err, out_err=exact", (int)n, s);
+            return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, loss, out_err, out_err=exact", (int)n,
+                           s);
         s += n;
         if (!*s) return 0;
     }
@@ -121,14 +151,13 @@ static int choose_metrics(job *j) {
 
 /* A line for what is missing, once the call is known to be a good one. */
 static void say_what_is_left_out(const job *j) {
-    if (j->metrics || j->options.out_err) return;
+    if (j->metrics || j->options.out_err || j->options.loss) return;
     size_t i = 0;
     while (can_out_err(j->trace[i])) i++;
     say("out_err is left out: %s has no attn/v or model/wo", trace_path(j->trace[i]));
 }
 
-/* ---- traces -------------------------------------------------------------------------------------------------------
- */
+/* ---- traces ----------------------------------------------------------------------------------------------------- */
 
 static int open_traces(job *j) {
     j->trace = mem_new(j->traces.n, sizeof *j->trace, "traces");
@@ -162,8 +191,7 @@ static int check_sequence(const job *j, const trace *t, size_t seq) {
     return sweep_check_sequence(t, seq, prompt_of(j, s), &j->options);
 }
 
-/* ---- configurations of one sequence -------------------------------------------------------------------------------
- */
+/* ---- configurations of one sequence ----------------------------------------------------------------------------- */
 
 /* Configurations to compute, without repetition, and the rows that want them. */
 typedef struct plan {
@@ -266,14 +294,31 @@ static int number_configs(job *j) {
     return 0;
 }
 
+/* What a trace cannot give is left out of the default set with one line a policy, not one a point. */
+static int leave_out(job *j, const sim_ask *ask, const char *label, size_t seq) {
+    text line = {0};
+    const char *why = strstr(err_message(), ": "); /* behind the trace's path */
+    int code = text_add(&line, "# skipped: %s seq %zu ", label, seq);
+    if (!code) code = sim_ask_spec(ask, &line);
+    if (!code) code = text_add(&line, "%s", why ? why : ": ?");
+    if (!code) code = end_comment(&line, 0);
+    if (!code && !(j->skipped.data && strstr(j->skipped.data, line.data))) {
+        say("left out %s: %s", ask->policy->name, err_message());
+        code = text_add_bytes(&j->skipped, line.data, line.n);
+    }
+    text_free(&line);
+    return code;
+}
+
 static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
     trace *t = j->trace[trace_index];
     const sim_ask *ask = &j->asks.ask[a];
     sim_config c;
     int code = resolve_ask(j, ask, t, seq, &c);
     if (code) {
+        bool is_lacking = c.is_resolved;
         sim_config_free(&c);
-        return skip(j, ask, trace_label(t), seq);
+        return is_lacking ? leave_out(j, ask, trace_label(t), seq) : skip(j, ask, trace_label(t), seq);
     }
     size_t k = 0;
     while (k < p->n && !same_config(&p->config[k], &c)) k++;
@@ -286,8 +331,7 @@ static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
     return code;
 }
 
-/* ---- sweeping -----------------------------------------------------------------------------------------------------
- */
+/* ---- sweeping --------------------------------------------------------------------------------------------------- */
 
 /* Write a finished configuration's lifetimes for every row that shares it. */
 static int write_lifetimes(void *context, size_t index, const sweep_result *result) {
@@ -332,8 +376,7 @@ static int sweep_asks(job *j, size_t trace_index, size_t seq) {
     return code;
 }
 
-/* ---- lifetimes that were handed in --------------------------------------------------------------------------------
- */
+/* ---- lifetimes that were handed in ------------------------------------------------------------------------------ */
 
 static int given_key(const job *j, size_t config, size_t seq, int32_t n_prompt, results_key *out) {
     const lifetimes_config *c = lifetimes_get_config(j->given, config);
@@ -402,12 +445,43 @@ static int open_given(job *j) {
     return 0;
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------
- */
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
 
 static const char *form_read(const job *j, size_t trace_index) {
     if (j->options.form != TRACE_AUTO) return j->attention;
     return trace_get_sequence(j->trace[trace_index], 0)->has_factored ? "factored" : "dense";
+}
+
+/* What differs between the reruns behind the calibration and a trace; "" if nothing does. */
+static void mismatch(const job *j, size_t trace_index, char *out, size_t size) {
+    const trace *t = j->trace[trace_index];
+    const char *model = trace_get_model(t)->name;
+    int32_t n_tokens = trace_get_sequence(t, 0)->n_tokens;
+    *out = 0;
+    if (strcmp(model, j->scale.model) != 0)
+        snprintf(out, size, "made with model '%s', not '%s'", j->scale.model, model);
+    else if (n_tokens != j->scale.n_tokens)
+        snprintf(out, size, "made with %d tokens, not %d", j->scale.n_tokens, n_tokens);
+}
+
+static int compose_calibration(const job *j, text *csv) {
+    const calibration *c = &j->scale;
+    if (!j->options.loss) return text_add(csv, "# calibration: none\n");
+    if (c->is_default) return text_add(csv, "# calibration: uncalibrated (scale 1.5, spread a factor 1.5)\n");
+    size_t from = csv->n;
+    TRY(text_add(csv, "# calibration: %s, model %s, %d tokens, budgets %s, %d reruns, scale %.4g, spread a factor %.4g",
+                 text_base_name(j->calibration), c->model, c->n_tokens, c->budgets, c->n, exp(c->log_c), exp(c->s)));
+    TRY(end_comment(csv, from));
+    for (size_t i = 0; i < j->traces.n; i++) {
+        char why[512];
+        mismatch(j, i, why, sizeof why);
+        if (!*why || seen_before(j, i)) continue;
+        say("calibration %s: %s (%s)", j->calibration, why, trace_label(j->trace[i]));
+        from = csv->n;
+        TRY(text_add(csv, "# calibration mismatch: %s: %s", trace_label(j->trace[i]), why));
+        TRY(end_comment(csv, from));
+    }
+    return 0;
 }
 
 static int compose(const job *j, text *csv) {
@@ -422,7 +496,8 @@ static int compose(const job *j, text *csv) {
                      form_read(j, i)));
         TRY(end_comment(csv, from));
     }
-    TRY(text_add(csv, "# calibration: none\n# positions: original positions, open loop\n"));
+    TRY(compose_calibration(j, csv));
+    TRY(text_add(csv, "# positions: original positions, open loop\n"));
     int64_t floored = 0;
     for (size_t i = 0; i < j->n_rows; i++) floored += j->results[j->rows[i].result].floored;
     if (floored)
@@ -432,7 +507,7 @@ static int compose(const job *j, text *csv) {
     for (size_t i = 0; i < j->n_rows; i++) {
         const row *r = &j->rows[i];
         int32_t n_tokens = trace_get_sequence(j->trace[r->trace], r->key.seq)->n_tokens;
-        TRY(results_add_row(csv, &r->key, &j->results[r->result], &j->options, n_tokens));
+        TRY(results_add_row(csv, &r->key, &j->results[r->result], &j->options, &j->scale, n_tokens));
     }
     return 0;
 }
@@ -443,6 +518,12 @@ static int write_blocks(const job *j, blocks_writer *b) {
         const trace_model *m = trace_get_model(j->trace[j->rows[i].trace]);
         blocks_row block = {
             .lost_mass = r->block_lost_mass, .steps = r->block_steps, .head_lost_mass = r->head_lost_mass};
+        if (j->options.loss) {
+            block.first = r->block_first;
+            block.fisher = r->block_fisher;
+            block.head_first = r->head_first;
+            block.head_fisher = r->head_fisher;
+        }
         TRY(blocks_write_row(b, i, m->n_layer, m->n_head, &block));
     }
     return 0;
@@ -481,7 +562,7 @@ static int try_blocks(const job *j, const char *const *inputs, int n_inputs) {
 }
 
 static int open_blocks(const job *j, blocks_writer **out) {
-    int n_layer = 0, n_head = 0;
+    int n_layer = 0, n_head = 0, n_fisher = j->options.loss ? trace_get_sequence(j->trace[0], 0)->n_fisher : 0;
     for (size_t i = 0; i < j->traces.n; i++) {
         const trace_model *m = trace_get_model(j->trace[i]);
         if (m->n_layer > n_layer) n_layer = m->n_layer;
@@ -489,7 +570,7 @@ static int open_blocks(const job *j, blocks_writer **out) {
     }
     char *path = results_blocks_path(j->out);
     if (!path) return ERR_DATA;
-    int code = blocks_writer_new(path, j->force, j->n_rows, n_layer, n_head, 0, false, out);
+    int code = blocks_writer_new(path, j->force, j->n_rows, n_layer, n_head, n_fisher, j->options.loss, out);
     mem_free(path);
     return code;
 }
@@ -509,8 +590,7 @@ static int write_results(job *j, outfile *csv) {
     return outfile_commit(csv);
 }
 
-/* ---- the command --------------------------------------------------------------------------------------------------
- */
+/* ---- the command ------------------------------------------------------------------------------------------------ */
 
 static int sweep_all(job *j) {
     for (size_t i = 0; i < j->traces.n; i++) {
@@ -537,6 +617,14 @@ static int prepare(job *j) {
         .keep_lifetimes = j->lifetimes != NULL, .memory = (size_t)j->memory, .done = write_lifetimes, .context = j};
     if (j->attention) j->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
     TRY(choose_metrics(j));
+    TRY(check_samples(j));
+    calibration_none(&j->scale);
+    if (j->calibration) {
+        if (!j->options.loss)
+            return err_set(ERR_USAGE,
+                           "--calibration: no loss is estimated (--metrics loss, and a trace with gradients)");
+        TRY(calibration_read(j->calibration, &j->scale));
+    }
     TRY(j->from_lifetimes ? open_given(j) : check_asks(j));
     if (j->lifetimes && !j->from_lifetimes) TRY(number_configs(j));
     say_what_is_left_out(j);

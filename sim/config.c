@@ -14,8 +14,8 @@
 enum { LIST_MAX = 256, ASKS_MAX = 10000 };
 
 static const char *const default_specs[] = {
-    "full",         "window", "streaming", "random", "lru", "ema", "h2o", "tova", "rmm", "oracle(mass,hold=lag)",
-    "oracle(mass)",
+    "full",         "window",       "streaming", "random", "lru", "ema", "h2o", "tova", "rmm", "oracle(mass,hold=lag)",
+    "oracle(mass)", "oracle(loss)",
 };
 static const char default_budgets[] = "10%,25%,50%", default_lags[] = "0:64:x2";
 
@@ -46,8 +46,7 @@ static int each_item(const char *option, const char *source, int (*one)(text_lis
     }
 }
 
-/* ---- budgets ------------------------------------------------------------------------------------------------------
- */
+/* ---- budgets ---------------------------------------------------------------------------------------------------- */
 
 static int add_budget(text_list *out, const char *item) {
     char number[POLICY_TEXT_MAX], shortest[32], canonical[POLICY_TEXT_MAX];
@@ -71,8 +70,7 @@ static int32_t budget_tokens(const char *asked, int32_t n_tokens) {
     return (int32_t)x;
 }
 
-/* ---- lags ---------------------------------------------------------------------------------------------------------
- */
+/* ---- lags ------------------------------------------------------------------------------------------------------- */
 
 static const policy_param lag_param = {.name = "lag", .type = PARAM_COUNT, .max = 1e9};
 
@@ -104,8 +102,7 @@ static int add_lag(text_list *out, const char *item) {
     return code ? err_prefix(code, "-L") : push(out, "-L", canonical);
 }
 
-/* ---- asks ---------------------------------------------------------------------------------------------------------
- */
+/* ---- asks ------------------------------------------------------------------------------------------------------- */
 
 static int param_index(const policy *p, const char *name) {
     for (int i = 0; p->params[i].name; i++)
@@ -280,8 +277,7 @@ void sim_asks_free(sim_asks *asks) {
     *asks = (sim_asks){0};
 }
 
-/* ---- names --------------------------------------------------------------------------------------------------------
- */
+/* ---- names ------------------------------------------------------------------------------------------------------ */
 
 int sim_ask_spec(const sim_ask *ask, text *out) {
     int written = 0;
@@ -308,8 +304,7 @@ char *sim_ask_name(const sim_ask *ask) {
     return NULL;
 }
 
-/* ---- resolving ----------------------------------------------------------------------------------------------------
- */
+/* ---- resolving -------------------------------------------------------------------------------------------------- */
 
 static int add_resolved(text *t, const policy_param *p, const policy_value *v, int index) {
     char number[32];
@@ -396,7 +391,7 @@ int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tok
     TRY(ask->policy->init(&out->setup));
     if (is_policy_full) {
         snprintf(out->schedule_text, sizeof out->schedule_text, "step"); /* any would do: nothing leaves */
-        out->is_full = true;
+        out->is_full = out->is_resolved = true;
         return 0;
     }
     TRY(resolve_guards(ask, out));
@@ -404,6 +399,7 @@ int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tok
         out->is_full = true;
         out->setup.needs = 0;
     }
+    out->is_resolved = true;
     return 0;
 }
 

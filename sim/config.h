@@ -47,9 +47,10 @@ void sim_asks_free(sim_asks *asks);
 /* A configuration for one sequence. */
 typedef struct sim_config {
     policy_setup setup;
-    bool is_full;   /* nothing ever leaves: policy full, or a budget of T and more */
-    int32_t budget; /* entries per unit after the evict phase */
-    int32_t lag;    /* -1 = none */
+    bool is_resolved; /* everything below holds: sim_config_resolve returned 0 */
+    bool is_full;     /* nothing ever leaves: policy full, or a budget of T and more */
+    int32_t budget;   /* entries per unit after the evict phase */
+    int32_t lag;      /* -1 = none */
     int32_t hold, sinks;
     int32_t n_prompt;
     bool pending_free;

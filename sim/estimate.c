@@ -68,14 +68,14 @@ int estimate_value_streams(const trace_model *m, const trace_layer *l, int32_t n
     return 0;
 }
 
-void estimate_prepare(const float *a, int32_t t, const float *s, int n_streams, size_t stride, float *d,
+void estimate_prepare(const float *a, int32_t t, const float *const *s, int n_streams, size_t stride, float *d,
                       estimate_row *out) {
     const kernel_table *k = kernels();
     size_t n = (size_t)t + 1;
     *out = (estimate_row){.t = t, .n_streams = n_streams, .z = k->sum(a, n), .a = a, .d = d, .stride = stride};
     for (int x = 0; x < n_streams; x++) {
-        const float *stream = s + (size_t)x * stride;
-        k->deviation(a, stream, (float)(k->dot(a, stream, n) / out->z), d + (size_t)x * stride, n);
+        float all = (float)(k->dot(a, s[x], n) / out->z);
+        k->deviation(a, s[x], all, d + (size_t)x * stride, n);
     }
 }
 

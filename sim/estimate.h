@@ -41,8 +41,8 @@ typedef struct estimate_row {
     size_t stride;
 } estimate_row;
 
-/* `a` padded with zeros; `s` [n_streams][stride]; `d` scratch of the same size, kept by *out. */
-void estimate_prepare(const float *a, int32_t t, const float *s, int n_streams, size_t stride, float *d,
+/* `a` padded with zeros; s[k] points to stream k, [pad(t+1)]; `d` [n_streams][stride] scratch, kept by *out. */
+void estimate_prepare(const float *a, int32_t t, const float *const *s, int n_streams, size_t stride, float *d,
                       estimate_row *out);
 
 /* One configuration: out[0] = m, out[1+k] = x_k.delta. evict_at [pad(T)]; entries at or after `left_end` are all

@@ -56,7 +56,10 @@ typedef enum policy_needs {
     NEEDS_ROW = 1,        /* the unit's renormalised row; without it the engine takes none */
     NEEDS_CORRECT = 2,    /* logits/correct */
     NEEDS_CONFIDENCE = 4, /* logits/target_logprob */
-    NEEDS_FUTURE = 8,     /* the full run's column sums: not for closed loop */
+    NEEDS_FUTURE = 8,     /* the full run's column sums (with NEEDS_FISHER: of that evidence) */
+    NEEDS_OUT = 16,       /* evidence `out` of the full run; like FUTURE, these are not for closed loop */
+    NEEDS_LOSS = 32,      /* evidence `loss` */
+    NEEDS_FISHER = 64,    /* evidence `fisher` */
 } policy_needs;
 
 typedef struct policy_setup {
@@ -77,8 +80,12 @@ typedef struct policy_view {
     bool correct;      /* the prediction made at step t was right; false at the last step */
     double confidence; /* probability given to the true next token; 0 at the last step */
     bool counted;      /* step t is counted */
-    const double
-        *future_total; /* [T] sum over all counted rows of the full run's mean row; NULL without NEEDS_FUTURE */
+    /* [T] sum over all counted rows of the full run's mean row (with NEEDS_FISHER: of its evidence `fisher`); NULL
+     * without NEEDS_FUTURE. */
+    const double *future_total;
+    /* [t+1] evidence of the full run's row, by position (DESIGN section 5); meaningful with NEEDS_OUT, NEEDS_LOSS,
+     * NEEDS_FISHER only. */
+    const float *out, *loss, *fisher;
     int32_t sequence, layer, kv_head; /* kv_head is 0 where the unit spans several */
 } policy_view;
 

@@ -46,8 +46,12 @@ const char *policy_family_name(policy_family f) {
     return names[f];
 }
 
-/* ---- kvlag policies -----------------------------------------------------------------------------------------------
- */
+policy_family policy_family_of(const policy_setup *s) {
+    return s->policy->evidence || !policy_get(s, "evidence") || (s->needs & NEEDS_ROW) ? s->policy->family
+                                                                                       : FAMILY_STATIC;
+}
+
+/* ---- kvlag policies --------------------------------------------------------------------------------------------- */
 
 static void print_one(const policy *p) {
     printf("%s: %s\n  source: %s\n  family: %s\n", p->name, p->help, p->source, policy_family_name(p->family));

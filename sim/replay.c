@@ -13,6 +13,8 @@ struct replay {
     int32_t *evict_at;
     int32_t first_missing, left_end; /* see replay_range */
 
+    const float *out, *loss, *fisher; /* see replay_offer */
+
     int32_t n;      /* residents */
     int32_t *entry; /* [capacity] ascending */
     double **field; /* [n_fields][capacity] the policy's memory, parallel to entry */
@@ -21,8 +23,7 @@ struct replay {
     int32_t *victim; /* [capacity] indices into entry */
 };
 
-/* ---- memory -------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
 
 /* The most entries a unit can hold at once, the arriving one included. */
 static int32_t most_residents(const sim_config *c, int32_t n_tokens) {
@@ -82,6 +83,12 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     for (size_t i = 0; i < kernel_pad((size_t)r->n_tokens); i++) evict_at[i] = r->n_tokens + 1;
 }
 
+void replay_offer(replay *r, const float *out, const float *loss, const float *fisher) {
+    r->out = out;
+    r->loss = loss;
+    r->fisher = fisher;
+}
+
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end) {
     *first_missing = r->first_missing;
     *left_end = r->left_end;
@@ -92,8 +99,7 @@ const int32_t *replay_residents(const replay *r, int32_t *n) {
     return r->entry;
 }
 
-/* ---- the resident set ---------------------------------------------------------------------------------------------
- */
+/* ---- the resident set ------------------------------------------------------------------------------------------- */
 
 static void append(replay *r, int32_t t) {
     assert(r->n < r->capacity);
@@ -149,8 +155,7 @@ static void expire(replay *r, int32_t t) {
     if (k) leave(r, r->victim, k, t);
 }
 
-/* ---- who leaves ---------------------------------------------------------------------------------------------------
- */
+/* ---- who leaves ------------------------------------------------------------------------------------------------- */
 
 /* How many entries must leave after step t; `candidates_end`: residents before it are not held. */
 static int32_t excess(const replay *r, int32_t t, int32_t candidates_end) {
@@ -257,8 +262,7 @@ static void evict(replay *r, int32_t t, const policy_view *v) {
     leave(r, r->victim, k, t + 1);
 }
 
-/* ---- a step -------------------------------------------------------------------------------------------------------
- */
+/* ---- a step ----------------------------------------------------------------------------------------------------- */
 
 void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts) {
     const sim_config *c = r->c;
@@ -279,6 +283,9 @@ void replay_step(replay *r, int32_t t, const float *const *heads, const replay_f
         .confidence = facts->confidence,
         .counted = facts->counted,
         .future_total = r->unit.future_total,
+        .out = r->out,
+        .loss = r->loss,
+        .fisher = r->fisher,
         .sequence = r->unit.sequence,
         .layer = r->unit.layer,
         .kv_head = r->unit.kv_head,

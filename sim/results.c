@@ -1,12 +1,13 @@
 #include "sim/results.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "sim/spec.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ---- keys ---------------------------------------------------------------------------------------------------------
- */
+/* ---- keys ------------------------------------------------------------------------------------------------------- */
 
 void results_key_free(results_key *k) {
     char *owned[] = {k->trace, k->policy, k->spec,  k->resolved, k->budget_asked, k->budget,
@@ -49,8 +50,7 @@ char *results_blocks_path(const char *csv_path) {
     return text_add_bytes(&t, csv_path, n) || text_add(&t, ".blocks.h5") ? NULL : t.data;
 }
 
-/* ---- rows ---------------------------------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------------------------------- */
 
 int results_add_header(text *csv) {
     return text_add(csv,
@@ -68,7 +68,28 @@ static int add_number(text *csv, double x, bool known) {
     return known ? text_add(csv, "%.9g,", x) : text_add(csv, ",");
 }
 
-int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o, int32_t n_tokens) {
+/* Standard error of dloss_first: that of the mean over blocks of steps, which the block bootstrap tends to. */
+static double first_error(const sweep_result *r) {
+    double mean = r->dloss_first * (double)r->n_counted / BLOCKS_PER_ROW, squares = 0;
+    for (int b = 0; b < BLOCKS_PER_ROW; b++) squares += (r->block_first[b] - mean) * (r->block_first[b] - mean);
+    return sqrt(squares * BLOCKS_PER_ROW / (BLOCKS_PER_ROW - 1)) / (double)r->n_counted;
+}
+
+/* dloss_first, fisher, dloss_est, dloss_lo, dloss_hi, kl_est, kl_lo, kl_hi. */
+static int add_loss(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
+                    const calibration *c) {
+    double kl = 0, lo = 0, hi = 0, q = 1.6448536269514722 * first_error(r);
+    bool has_fisher = o->loss && r->n_fisher > 0;
+    if (has_fisher) calibration_apply(c, spec_family(k->spec), r->fisher, &kl, &lo, &hi);
+    double est = r->dloss_first + kl, down = sqrt((kl - lo) * (kl - lo) + q * q),
+           up = sqrt((hi - kl) * (hi - kl) + q * q);
+    const double value[] = {r->dloss_first, r->fisher, est, est - down, est + up, kl, lo, hi};
+    for (int i = 0; i < 8; i++) TRY(add_number(csv, value[i], i == 0 ? o->loss : has_fisher));
+    return 0;
+}
+
+int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
+                    const calibration *c, int32_t n_tokens) {
     const footprint *u = &r->use;
     double all = (double)n_tokens * ((double)n_tokens + 1) / 2 * u->units;
     const char *before[] = {k->policy, k->spec,  k->resolved, k->budget_asked, k->budget, k->lag,
@@ -79,8 +100,7 @@ int results_add_row(text *csv, const results_key *k, const sweep_result *r, cons
     TRY(text_add(csv, "%d,%lld,", k->n_prompt, (long long)r->n_counted));
     TRY(add_number(csv, r->lost_mass, true));
     TRY(add_number(csv, r->out_err, o->out_err));
-    /* dloss_first, fisher, dloss_est, dloss_lo, dloss_hi, kl_est, kl_lo, kl_hi: empty, since no gradients were read. */
-    TRY(text_add(csv, ",,,,,,,,"));
+    TRY(add_loss(csv, k, r, o, c));
     TRY(add_number(csv, u->probes > 0 ? u->retained / u->probes : 0, u->probes > 0));
     TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g\n", u->visible / all, u->peak / u->units, u->evictions / u->units,
                  u->batches / u->units));

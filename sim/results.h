@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/text.h"
+#include "sim/calibration.h"
 #include "sim/sweep.h"
 
 /* The identifying texts of a row, exactly as they stand in the CSV and in lifetimes.h5; "" = empty. */
@@ -18,6 +19,9 @@ int results_key_of(const char *label, size_t seq, const sim_config *c, results_k
 /* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
 char *results_blocks_path(const char *csv_path);
 
-/* The header row, and one data row. Columns whose metric was not computed are empty. */
+/* The header row, and one data row. Columns whose metric was not computed are empty. kl_est, dloss_est and their 90 %
+ * intervals come from the calibration of the row's family (DESIGN section 6); the interval of dloss adds, in
+ * quadrature, the standard error of the first-order part over blocks of steps. */
 int results_add_header(text *csv);
-int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o, int32_t n_tokens);
+int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
+                    const calibration *c, int32_t n_tokens);

@@ -11,8 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- values -------------------------------------------------------------------------------------------------------
- */
+/* ---- values ----------------------------------------------------------------------------------------------------- */
 
 /* "budget/2" -> 2; "budget" -> 1; 0 if it is no such expression. */
 static double budget_divisor(const char *value) {
@@ -185,8 +184,7 @@ int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, 
     }
 }
 
-/* ---- the grammar --------------------------------------------------------------------------------------------------
- */
+/* ---- the grammar ------------------------------------------------------------------------------------------------ */
 
 static int add_value(spec *s, int index, const char *value) {
     char(*grown)[POLICY_TEXT_MAX] = s->param[index].value;
@@ -300,4 +298,20 @@ int spec_parse(const char *source, spec *out) {
 void spec_free(spec *s) {
     for (int i = 0; i < POLICY_PARAMS_MAX; i++) mem_free(s->param[i].value);
     *s = (spec){0};
+}
+
+int spec_family(const char *source) {
+    spec s;
+    int family = -1;
+    if (spec_parse(source, &s) == 0) {
+        family = (int)s.policy->family;
+        for (int i = 0; s.policy->params[i].name; i++) {
+            const char *value = s.param[i].n ? s.param[i].value[0] : "";
+            if (strcmp(s.policy->params[i].name, "evidence") == 0 &&
+                (strcmp(value, "position") == 0 || strcmp(value, "random") == 0))
+                family = FAMILY_STATIC;
+        }
+    }
+    spec_free(&s);
+    return family;
 }

@@ -28,5 +28,8 @@ int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEX
 /* Evaluate a canonical value. `lag` < 0 = none: "lag" is then an error. */
 int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, int32_t lag, policy_value *out);
 
+/* The family (policy_family) whose calibration applies to a spec, or -1 for one that is not ours. */
+int spec_family(const char *source);
+
 /* "every:8" -> kind and argument. */
 int spec_parse_schedule(const char *source, int *kind, double *argument);

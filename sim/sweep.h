@@ -24,6 +24,7 @@ typedef struct sweep_result sweep_result;
 typedef struct sweep_options {
     trace_form form;
     bool out_err, out_err_exact; /* exact implies out_err */
+    bool loss;                   /* first order and Fisher term, from the trace's gradients */
     bool keep_lifetimes;         /* fill sweep_result.evict_at until `done` has seen it */
     size_t memory;               /* bytes for everything this pass allocates */
     /* Called by the main thread for each finished configuration, in order; may be NULL. Returns 0 or an error. */
@@ -37,7 +38,13 @@ struct sweep_result {
     double block_lost_mass[BLOCKS_PER_ROW];
     int32_t block_steps[BLOCKS_PER_ROW];
     float *head_lost_mass; /* [n_layer][n_head], owned */
-    int64_t floored;       /* rows whose visible mass was below 1e-6 and was floored */
+    /* With options.loss; block and head values as in traces/blocks.h. Set n_fisher = 0: no samples in the trace. */
+    double dloss_first, fisher;
+    double block_first[BLOCKS_PER_ROW];
+    int n_fisher;
+    double *block_fisher;            /* [n_fisher][BLOCKS_PER_ROW], owned */
+    float *head_first, *head_fisher; /* [n_layer][n_head], owned */
+    int64_t floored;                 /* rows whose visible mass was below 1e-6 and was floored */
     footprint use;
     int32_t *evict_at; /* [n_layer][n_kv_head][T] while `done` runs, if lifetimes are kept */
 };

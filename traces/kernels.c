@@ -15,7 +15,7 @@ enum { LANES = KERNEL_LANES };
 typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 
-/* ---- what differs between the targets ---------------------------------------------------------------------------- */
+/* ---- what differs between the targets --------------------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 #define NAME "avx512"
@@ -74,8 +74,7 @@ INLINE v16f fma16(v16f a, v16f b, v16f c) {
 #endif
 #endif
 
-/* ---- small helpers ------------------------------------------------------------------------------------------------
- */
+/* ---- small helpers ---------------------------------------------------------------------------------------------- */
 
 INLINE v16f splat(float x) {
     return x - (v16f){0};
@@ -130,8 +129,7 @@ INLINE v16f tanh16(v16f y) {
     return (v16f)((v16i)t | sign);
 }
 
-/* ---- conversions --------------------------------------------------------------------------------------------------
- */
+/* ---- conversions ------------------------------------------------------------------------------------------------ */
 
 static void f16_to_f32(const half *from, float *to, size_t n) {
     size_t i = 0;
@@ -174,8 +172,7 @@ static void unshuffle2(const void *from, void *to, size_t n) {
     }
 }
 
-/* ---- scores -------------------------------------------------------------------------------------------------------
- */
+/* ---- scores ----------------------------------------------------------------------------------------------------- */
 
 static void pack_keys(const float *keys, size_t n, size_t dim, float *packed) {
     for (size_t block = 0; block < kernel_pad(n) / LANES; block++)
@@ -225,8 +222,7 @@ static void scores(const float *q, size_t rows, const float *packed, size_t n, s
     }
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------------------------
- */
+/* ---- softmax ---------------------------------------------------------------------------------------------------- */
 
 /* Lanes of block b that lie in first .. last. */
 INLINE v16i reachable(size_t b, size_t first, size_t last) {
@@ -269,8 +265,7 @@ static double softmax(float *row, size_t first, size_t last, float softcap, cons
     return softcap > 0 ? softmax_of(row, first, last, softcap, NULL) : softmax_of(row, first, last, 0.0f, NULL);
 }
 
-/* ---- sums ---------------------------------------------------------------------------------------------------------
- */
+/* ---- sums ------------------------------------------------------------------------------------------------------- */
 
 static double sum(const float *x, size_t n) {
     v16f acc = splat(0.0f);
@@ -354,8 +349,7 @@ static size_t lowest(const double *x, size_t n) {
     return i;
 }
 
-/* ---- the row over the residents -----------------------------------------------------------------------------------
- */
+/* ---- the row over the residents --------------------------------------------------------------------------------- */
 
 /* Gather one head's attention on the residents; returns its mass. */
 static double gather_residents(const float *head, const int32_t *entry, size_t n, float *out) {

@@ -12,6 +12,9 @@ typedef enum mix_evidence {
     EVIDENCE_CONFIDENCE,
     EVIDENCE_FOCUS,
     EVIDENCE_TAU,
+    EVIDENCE_OUT,
+    EVIDENCE_LOSS,
+    EVIDENCE_FISHER,
     EVIDENCE_POSITION,
     EVIDENCE_RANDOM,
 } mix_evidence;
@@ -114,6 +117,9 @@ int mix_init(policy_setup *s) {
     const policy_value *seed = policy_get(s, "seed");
     if (seed) plan->seed = (uint64_t)seed->number;
     s->needs = is_static ? 0 : NEEDS_ROW;
+    if (plan->evidence == EVIDENCE_OUT) s->needs |= NEEDS_OUT;
+    if (plan->evidence == EVIDENCE_LOSS) s->needs |= NEEDS_LOSS;
+    if (plan->evidence == EVIDENCE_FISHER) s->needs |= NEEDS_FISHER;
     if (plan->evidence == EVIDENCE_CORRECT) s->needs |= NEEDS_CORRECT;
     if (plan->evidence == EVIDENCE_CONFIDENCE) s->needs |= NEEDS_CONFIDENCE;
     return 0;
@@ -162,6 +168,13 @@ static double arrival_value(const mix_plan *plan, const policy_view *v) {
     return rng_philox(plan->seed, (uint32_t)i, (uint32_t)v->kv_head, (uint32_t)v->layer, (uint32_t)v->sequence).v[0];
 }
 
+/* The full run's evidence by position, or NULL where the evidence comes from the unit's own row. */
+static const float *evidence_of_full_run(const mix_plan *plan, const policy_view *v) {
+    if (plan->evidence == EVIDENCE_OUT) return v->out;
+    if (plan->evidence == EVIDENCE_LOSS) return v->loss;
+    return plan->evidence == EVIDENCE_FISHER ? v->fisher : NULL;
+}
+
 /* First resident whose rows i+1 .. i+L include step t; the newest entry's own row is no such row. */
 static int32_t first_open(const policy_view *v, double lag) {
     int32_t j = v->n;
@@ -179,8 +192,9 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
     }
     const float *a = v->row;
     double c = row_factor(plan, v), tau = tau_at(plan, n);
+    const float *full = evidence_of_full_run(plan, v);
     bool threshold = plan->evidence == EVIDENCE_TAU;
-#define EVIDENCE(j) (threshold ? (double)((double)a[j] >= tau) : c * (double)a[j])
+#define EVIDENCE(j) (threshold ? (double)((double)a[j] >= tau) : full ? (double)full[v->entry[j]] : c * (double)a[j])
     switch (plan->memory) {
     case MEMORY_SUM:
     case MEMORY_MEAN:

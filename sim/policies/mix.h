@@ -6,6 +6,9 @@
  *   attn*confidence      a_t(i) times the probability given to the true next token
  *   attn*focus           a_t(i) times 1 - entropy(a_t) / ln(residents)  (1 for a single resident)
  *   attn>=tau            1 where a_t(i) >= tau, else 0
+ *   out, loss, fisher    of the full run, e = a/max(1-a, 1e-3) (o - v) for each query head: the mean of |e|, the signed
+ *                        sum of g.e, half the mean square over samples of the sum of g_y.e. The last two look ahead
+ *                        through the gradient: yardsticks, not policies a server could run.
  *   position             i        (static; memory `static`)
  *   random               word 0 of Philox(seed; i, kv head, layer, sequence)        (static; memory `static`)
  *
@@ -49,4 +52,4 @@ void mix_observe(const policy_setup *s, const policy_view *v);
 void mix_score(const policy_setup *s, const policy_view *v, double *score);
 
 #define MIX_VERBS .init = mix_init, .fields = mix_fields, .observe = mix_observe, .score = mix_score
-#define MIX_EVIDENCE_WORDS "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|position|random"
+#define MIX_EVIDENCE_WORDS "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|out|loss|fisher|position|random"

@@ -152,6 +152,9 @@ class Scorer:
         self.tau[t] = (1 / resident.sum() if tau == "1/resident" else float(tau)) * (1 - self.slack)
         if self.static is not None or self.policy.memory == "future":
             return
+        if self.policy.evidence == "attn>=tau":
+            self.evidence[t] = (row >= self.tau[t]) * resident
+            return
         self.evidence[t] = self.given[t] * resident if self.given is not None else evidence_of(
             self.policy.evidence, row, t, resident, self.signals, self.slack)
 

@@ -34,9 +34,12 @@ BUILT_IN = ["streaming(sinks=2)", "random(hold=3)", "h2o(recent=3,sinks=2)", "em
             "rmm(lag=5)", "rmm(lag=0)", "rmm(lag=4,signal=uniform)", "oracle(mass,hold=2)", 
             "mix(evidence=attn,memory=mean,hold=2)", "mix(evidence=attn,memory=recent:4,hold=1)",
             "mix(evidence=attn,memory=max:0.9,hold=1)", "mix(evidence=attn,memory=ema:0.5,hold=16)",
-            "mix(evidence=attn*correct,memory=sum,hold=3)", "mix(evidence=attn,memory=last,hold=1)"]
-LATER = ["rmm(lag=5,signal=confidence)", "mix(evidence=attn*focus,memory=sum,hold=3)", "lag(3,h2o(recent=2))",
-         "lag(5,lru)", "mix(evidence=attn>=0.1,memory=sum,hold=1)", "oracle(loss,hold=2)"]
+            "mix(evidence=attn*correct,memory=sum,hold=3)", "mix(evidence=attn,memory=last,hold=1)",
+            "rmm(lag=5,signal=confidence)", "mix(evidence=attn*focus,memory=sum,hold=3)",
+            "mix(evidence=attn>=tau,tau=0.1,memory=sum,hold=1)"]
+LATER = ["lag(3,h2o(recent=2))", "lag(5,lru)"]
+GRADIENTS = ["mix(evidence=out,memory=sum,hold=2)", "mix(evidence=loss,memory=recent:4,hold=2)",
+             "mix(evidence=fisher,memory=ema:0.9,hold=1)", "oracle(loss)", "oracle(loss,hold=2)"]
 NO_PREDICTIONS_NEEDED = lambda spec: "rmm" not in spec and "*" not in spec  # noqa: E731
 
 
@@ -72,16 +75,9 @@ def metrics_for(path, trace, exact=False):
     s = trace.seqs[0]
     if s.v is not None and trace.wo is not None:
         names.append("out_err=exact" if exact else "out_err")
-    if s.grad_loss is not None and s.v is not None and loss_is_built(path):
+    if s.grad_loss is not None and s.v is not None:
         names.append("loss")
     return ",".join(names)
-
-
-@functools.lru_cache(maxsize=None)
-def loss_is_built(path):
-    done = run("sim", path, "-o", path + ".probe.csv", "--force", "-p", "window", "-b", "9", "--metrics", "loss",
-               fine=(0, 1, 2))
-    return done.returncode == 0
 
 
 class Results:
@@ -224,7 +220,9 @@ CASES = [("dense16", "step", None, "9,25%"), ("dense16", "every:4", "layer", "12
 @pytest.mark.parametrize("name, schedule, unit, budgets", CASES)
 def test_every_policy(traces, tmp_path, name, schedule, unit, budgets):
     path, trace = traces[name]
-    specs = list(dict.fromkeys(registered() + BUILT_IN + [s for s in LATER if understood(traces["factored"][0], s)]))
+    gradients = GRADIENTS if trace.seqs[0].grad_fisher is not None else []
+    specs = list(dict.fromkeys(registered() + BUILT_IN + gradients +
+                               [s for s in LATER if understood(traces["factored"][0], s)]))
     if trace.seqs[0].correct is None:
         specs = [s for s in specs if NO_PREDICTIONS_NEEDED(s)]
     specs = [s for s in specs if known_to_need_nothing_else(path, trace, s)]
@@ -282,9 +280,11 @@ def test_a_longer_prompt(traces, tmp_path):
 
 def test_whole_cache_costs_exactly_nothing(traces, tmp_path):
     path, trace = traces["factored"]
-    results = simulate(tmp_path, path, ["full", "h2o", "window"], "-b", "44,100%,60")
+    results = simulate(tmp_path, path, ["full", "h2o", "window"], "-b", "44,100%,60", "--metrics",
+                       metrics_for(path, trace))
     for row in results.rows:
-        assert float(row["lost_mass"]) == 0 and float(row["out_err"]) == 0 and float(row["evictions"]) == 0, row
+        zero = ("lost_mass", "out_err", "evictions", "dloss_first", "fisher", "kl_est", "dloss_est", "dloss_lo", "kl_hi")
+        assert all(float(row[name]) == 0 for name in zero), row
     check_all(results, trace)
 
 

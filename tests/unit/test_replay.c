@@ -210,7 +210,7 @@ static void delta_of_one_evicted_entry(void **state) {
     int32_t evict_at[16] __attribute__((aligned(64))) = {2, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9};
     estimate_row row;
     double out[2];
-    estimate_prepare(a, 2, v, 1, 16, d, &row);
+    estimate_prepare(a, 2, (const float *const[]){v}, 1, 16, d, &row);
     assert_int_equal(estimate_masked(&row, evict_at, 1, out), 0);
     assert_true(fabs(out[0] - .5) < 1e-6 && fabs(out[1] - .7) < 1e-6);
     evict_at[1] = 1; /* .8 lost: the visible side is summed */

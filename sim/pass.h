@@ -1,0 +1,89 @@
+/* Private to sweep.c and layer.c: what one pass over a sequence holds. */
+#pragma once
+
+#include "sim/estimate.h"
+#include "sim/replay.h"
+#include "sim/sweep.h"
+
+#include <stdatomic.h>
+
+/* One configuration in flight. */
+typedef struct run {
+    const sim_config *c;
+    sweep_result *out;
+    bool is_given;
+    int32_t *given;                    /* [n_layer][n_kv_head][T] lifetimes to price, where is_given */
+    int n_units;                       /* units in a layer: n_kv_head or 1 */
+    replay **replay;                   /* [n_units] */
+    int32_t *evict_at;                 /* [n_units][stride] of the current layer */
+    int32_t *first_missing, *left_end; /* [n_units] see replay_range */
+    double *sums;                      /* [tile][n_head][1 + n_streams] of the current tile */
+    double *head_lost;                 /* [n_layer][n_head] sums over counted steps */
+    double *head_first, *head_fisher;  /* [n_layer][n_head] sums over steps, with loss */
+    double *fisher;                    /* [n_fisher][T] sum over layers and heads of g_y.delta so far */
+    atomic_llong floored;
+    double out_err; /* sum over layers and counted steps */
+} run;
+
+typedef struct task {
+    run *r;
+    int unit;
+} task;
+
+/* What the full run's future holds for an entry: [n_kv_head][T] for units of a kv head, [T] for a layer. */
+typedef struct future {
+    bool wanted;
+    double *head, *layer;
+} future;
+
+typedef struct pass {
+    trace *t;
+    size_t seq;
+    const trace_model *m;
+    const trace_sequence *s;
+    const sweep_options *o;
+    pool *p;
+    int32_t n_tokens, n_prompt;
+    size_t stride; /* of rows and lifetimes: T padded */
+    int tile, group;
+    /* Streams of a query head: first those that do not depend on the step (probes or values), then one a label set:
+     * the text's own labels, then the n_fisher samples. */
+    int n_fixed, n_sets, n_streams;
+    int n_streams_most; /* rows of deviation a worker needs */
+    int priced_sets;    /* of n_sets, those that are priced: 0 where only policies look at gradients */
+    unsigned evidence;  /* NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER of any policy */
+
+    run *runs;
+    size_t n_runs;
+    task *tasks; /* replays of a layer, those of one kv head together */
+    size_t n_tasks;
+
+    uint8_t *counted;    /* [T] */
+    uint8_t *block;      /* [T] block of each step from n_prompt on */
+    replay_facts *facts; /* [T] */
+    float *rows;         /* [n_head][tile][stride] */
+    float *wo;           /* [n_head*head_dim][n_embd] */
+    float *values;       /* [n_kv_head][stride*head_dim] packed for kernels, where streams or evidence need them */
+    float *stream;       /* [threads][n_sets][LAYER_ROWS][stride] the streams that depend on the step */
+    float *deviation;    /* [threads][n_streams_most][stride] */
+    double *embd;        /* [threads][n_embd] exact output error */
+    int32_t *scratch;    /* [threads][T+2] */
+    future mass, fisher; /* for hindsight */
+
+    /* Evidence of the full run in the current tile (policy.h), where some policy looks at it. */
+    float *gain;           /* [n_kv_head][n_sets][tile][stride] sum over the unit's heads of g.e, by label set */
+    float *out_head;       /* [n_kv_head][tile][stride] sum over the unit's heads of |e| */
+    float *evidence_head;  /* [n_kv_head][3][tile][stride] out, loss, fisher */
+    float *evidence_layer; /* [3][tile][stride] */
+
+    /* The layer being worked on. */
+    int layer;
+    trace_layer *attention;
+    estimate_streams streams;
+    int32_t row0, n_rows;
+} pass;
+
+enum { LAYER_ROWS = 8 /* rows of one task */ };
+
+/* Replay and price the open layer w->layer for all runs; `progress` rows were done before it. */
+int layer_work(pass *w, double progress);
