@@ -1,0 +1,84 @@
+"""Running `kvlag sim` from tests: its rows, its closing line, and what a refusal must look like."""
+
+import csv
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
+ROOT = Path(__file__).resolve().parents[2]
+ORACLE = str(ROOT / "tests/oracle")
+if ORACLE not in sys.path:
+    sys.path.append(ORACLE)
+
+KEY = ["trace", "seq", "policy", "spec", "resolved", "budget_asked", "budget", "lag", "hold", "sinks", "unit",
+       "schedule", "pending", "n_prompt"]  # fmt: skip
+NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "dloss_est", "dloss_lo", "dloss_hi", "kl_est",
+           "kl_lo", "kl_hi", "retained", "footprint", "peak", "evictions", "evict_batches"]  # fmt: skip
+WHAT_HAPPENED = ["lost_mass", "out_err", "footprint", "peak", "evictions", "evict_batches"]
+
+
+def kvlag(*args, **more):
+    more.setdefault("timeout", 120)
+    return subprocess.run([KVLAG, *map(str, args)], **{"capture_output": True, **more})
+
+
+def lines_of(path):
+    """Comment lines and the rest, byte exact."""
+    lines = Path(path).read_bytes().splitlines(keepends=True)
+    return [x for x in lines if x.startswith(b"#")], b"".join(x for x in lines if not x.startswith(b"#"))
+
+
+def rows_of(path):
+    return list(csv.DictReader(io.StringIO(lines_of(path)[1].decode(), newline=""), strict=True))
+
+
+def blocks_of(path):
+    return Path(str(path)[:-4] + ".blocks.h5")
+
+
+def sim(out, *args, **more):
+    """Run it, expect success, return the rows."""
+    done = kvlag("sim", *args, "-o", out, "--force", **more)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout == b""
+    return rows_of(out)
+
+
+def sim_said(out, *args, **more):
+    """The same, returning the closing line."""
+    done = kvlag("sim", *args, "-o", out, "--force", **more)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stderr.decode().splitlines()[-1]
+
+
+def closing(line):
+    """The numbers of the closing line."""
+    m = re.search(r": (\d+) rows from (\d+) configurations in .*planned ([\d.]+) MiB.* (\d+) pass", line)
+    assert m, line
+    return {"rows": int(m[1]), "configurations": int(m[2]), "planned": float(m[3]), "passes": int(m[4])}
+
+
+def happened(rows):
+    return [tuple(row[c] for c in WHAT_HAPPENED) for row in rows]
+
+
+def snapshot(folder):
+    return {p: p.read_bytes() if p.is_file() else None for p in sorted(Path(folder).rglob("*"))}
+
+
+def refused(folder, code, words, *args, **more):
+    """One line on stderr that says `words`, this exit code, nothing on stdout, and every file as it was."""
+    before = snapshot(folder)
+    done = kvlag(*args, cwd=folder, **more)
+    said = done.stderr.decode(errors="replace")
+    assert done.returncode == code, f"exit {done.returncode}, expected {code}: {said}"
+    assert said.startswith("kvlag: ") and said.endswith("\n") and said.count("\n") == 1, said
+    assert len(said) > len("kvlag: \n"), said
+    for word in [words] if isinstance(words, str) else words:
+        assert word in said, f"'{word}' is not in: {said}"
+    assert not done.stdout, done.stdout
+    assert snapshot(folder) == before
