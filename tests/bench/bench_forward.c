@@ -1,12 +1,12 @@
 /* bench_forward MODEL.gguf [TOKENS] [THREADS] [REPEATS]: seconds of a whole forward pass, logits included, beside the
  * seconds of nothing but its matrix products, in the same tiles on the same threads.
  *
- * The two are run in turn and the smallest of REPEATS is kept for each, in wall time and in processor time (all threads
- * together). A pass contains its products, so a wall ratio below 1 says only that the machine was busy with something
- * else: then believe the processor time, which other programs disturb least, and repeat the run. */
+ * The two are run in turn, REPEATS times (each is printed: wall time, in brackets processor time), and the smallest is
+ * kept for each. A pass contains its products, so a wall ratio below 1 says only that the machine was busy with
+ * something else: then believe the processor time, and repeat the run. */
 #include "base/err.h"
 #include "base/mem.h"
-#include "base/progress.h"
+#include "tests/bench/cost.h"
 #include "tracer/cpu/cpu.h"
 #include "tracer/cpu/matmul.h"
 #include "traces/kernels.h"
@@ -14,7 +14,6 @@
 #include <cblas.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 enum { STRIP = 128, LOGIT_ROWS = 256 };
 
@@ -95,19 +94,9 @@ static int take_logits(void *context, int32_t row0, int32_t n, float *logits, si
     return 0;
 }
 
-typedef struct cost {
-    double wall, processor;
-} cost;
-
-static cost now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (cost){progress_seconds(), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec};
-}
-
-static void keep_least(cost *best, cost from, cost to) {
-    if (to.wall - from.wall < best->wall) best->wall = to.wall - from.wall;
-    if (to.processor - from.processor < best->processor) best->processor = to.processor - from.processor;
+static void keep_least(cost *best, cost c) {
+    if (c.wall < best->wall) best->wall = c.wall;
+    if (c.processor < best->processor) best->processor = c.processor;
 }
 
 static int measure(const char *path, size_t T, int threads, int repeats) {
@@ -125,16 +114,20 @@ static int measure(const char *path, size_t T, int threads, int repeats) {
     if (!tokens) return ERR_DATA;
     for (size_t t = 0; t < T; t++) tokens[t] = (int32_t)((t * 2654435761u >> 7) % (size_t)m->n_vocab);
     TRY(prepare(&b));
-    for (int i = 0; i < repeats; i++) {
-        cost start = now();
-        TRY(products_of_a_pass(&b));
-        cost middle = now();
-        TRY(cpu_backend.forward(s, tokens, (int32_t)T, NULL, &sink));
-        keep_least(&products, start, middle);
-        keep_least(&forward, middle, now());
-    }
     double gflop = model_flops(m, (int32_t)T) * 1e-9;
-    printf("%zu tokens, %d threads, %.0f GFLOP, least of %d\n", T, pool_threads(b.p), gflop, repeats);
+    printf("%zu tokens, %d threads, OpenBLAS %s, kernels %s, %.0f GFLOP\n", T, pool_threads(b.p),
+           openblas_get_corename(), kernels()->name, gflop);
+    for (int i = 0; i < repeats; i++) {
+        cost start = cost_now();
+        TRY(products_of_a_pass(&b));
+        cost p = cost_since(start);
+        start = cost_now();
+        TRY(cpu_backend.forward(s, tokens, (int32_t)T, NULL, &sink));
+        cost f = cost_since(start);
+        keep_least(&products, p);
+        keep_least(&forward, f);
+        printf("repeat  products %.3f s (%.3f s)  forward %.3f s (%.3f s)\n", p.wall, p.processor, f.wall, f.processor);
+    }
     printf("wall       products %.3f s (%.0f GFLOP/s)  forward %.3f s (%.0f GFLOP/s)  ratio %.3f\n", products.wall,
            gflop / products.wall, forward.wall, gflop / forward.wall, forward.wall / products.wall);
     printf("processor  products %.3f s  forward %.3f s  ratio %.3f\n", products.processor, forward.processor,
