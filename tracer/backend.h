@@ -35,12 +35,37 @@ typedef struct forward_sink {
     /* After the layer's rows. On the caller's thread, layers ascending. */
     int (*layer)(void *context, int layer, const layer_capture *c);
     /* Logits of steps row0 .. row0+n-1, ascending: row r at logits + r*stride, n_vocab values, 64-byte aligned, padded
-     * to a multiple of 16. On the caller's thread; the values may be overwritten. */
+     * to a multiple of 16. On the caller's thread; in `forward` the values may be overwritten. */
     int (*logits)(void *context, int32_t row0, int32_t n, float *logits, size_t stride);
     /* The final hidden states after the output norm, of all T tokens: row t at x + t*stride, n_embd values. Once, on
      * the caller's thread, before any logits; what backend.project takes. */
     int (*hidden)(void *context, const float *x, size_t stride);
 } forward_sink;
+
+/* The losses to differentiate. A label set names one token for every step whose loss counts; its loss is the sum of
+ * -log p[t][label[t]] over these steps. Set 0 is the text: label[t] = token t+1. Sets 1 .. n_samples hold labels drawn
+ * from the model's own predictions: with u = rng_uniform(rng_philox(seed, t, sample, sequence, 2).v[0]), sample from 0,
+ * the first id whose running sum of the f32 softmax, in f64 and ascending ids, exceeds u (should rounding leave the
+ * whole sum below u, the last id that has a probability). */
+typedef struct label_plan {
+    const uint8_t *counted; /* [n-1] 1 where the loss of step t counts */
+    int32_t n_samples;      /* 0 or more */
+    const int32_t *fixed;   /* [n_samples][n-1] labels to use in place of drawn ones; NULL = draw */
+    uint64_t seed;
+    uint32_t sequence;
+} label_plan;
+
+/* Where gradients go; memory passed in belongs to the backend and is valid during the call only. A code other than 0
+ * stops the run and is returned. Both on the caller's thread. */
+typedef struct gradient_sink {
+    void *context;
+    /* The labels of the samples, [n_samples][n-1], -1 where the loss does not count; before the first layer. NULL = not
+     * wanted. */
+    int (*labels)(void *context, const int32_t *label);
+    /* d(loss of set g) / d(output of head h at step t, before the output projection): head_dim values at
+     * d_heads + g*set_stride + t*stride + h*head_dim, for all 1 + n_samples sets. Layers descending. */
+    int (*layer)(void *context, int layer, const float *d_heads, size_t set_stride, size_t stride);
+} gradient_sink;
 
 typedef struct backend_state backend_state;
 
@@ -71,6 +96,11 @@ typedef struct backend {
      * any number of threads, and changing token t changes no bit of earlier rows. */
     int (*forward)(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at,
                    const forward_sink *sink);
+    /* The same pass with the same bits to the same sink (but for the logits, which must be left as they are), and then
+     * backwards from the losses of `labels` to every head's output, all sets in one go. Each layer's input is kept and
+     * the rest computed again, so memory is linear in n. Gradients too have equal bits for any number of threads. */
+    int (*forward_backward)(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at,
+                            const forward_sink *sink, const label_plan *labels, const gradient_sink *gradients);
     /* Logits of n rows of final hidden states: row r at out + r*stride_out, n_vocab values. Strides are multiples of
      * 16, rows 64-byte aligned. The bits of a row do not depend on the other rows, only on n and its place. */
     int (*project)(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out);

@@ -37,15 +37,22 @@ static int softmax_rows(const cpu_run *r, int head, size_t row0, size_t n, size_
     return 0;
 }
 
+int cpu_attention_rows(const cpu_run *r, int head, size_t row0, size_t n, size_t cols, float *scores) {
+    const model *m = r->s->m;
+    size_t dim = (size_t)m->head_dim, kv_head = (size_t)(head / (m->n_head / m->n_kv_head)), end = row0 + n;
+    const float *q = r->qkv + row0 * r->ld_qkv + (size_t)head * dim;
+    const float *k = r->qkv + ((size_t)m->n_head + kv_head) * dim;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)n, (blasint)end, (blasint)dim, m->scale, q,
+                (blasint)r->ld_qkv, k, (blasint)r->ld_qkv, 0.0f, scores, (blasint)r->ld_scores);
+    return softmax_rows(r, head, row0, n, cols, scores);
+}
+
 /* Rows row0 .. row0+n-1 of one head: probabilities into `scores` up to column `cols` (padded), output into mix. */
 static int attend(cpu_run *r, int head, size_t row0, size_t n, size_t cols, float *scores) {
     const model *m = r->s->m;
     size_t dim = (size_t)m->head_dim, kv_head = (size_t)(head / (m->n_head / m->n_kv_head)), end = row0 + n;
-    const float *q = r->qkv + row0 * r->ld_qkv + (size_t)head * dim;
-    const float *k = r->qkv + ((size_t)m->n_head + kv_head) * dim, *v = k + (size_t)m->n_kv_head * dim;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)n, (blasint)end, (blasint)dim, m->scale, q,
-                (blasint)r->ld_qkv, k, (blasint)r->ld_qkv, 0.0f, scores, (blasint)r->ld_scores);
-    TRY(softmax_rows(r, head, row0, n, cols, scores));
+    const float *v = r->qkv + ((size_t)(m->n_head + m->n_kv_head) + kv_head) * dim;
+    TRY(cpu_attention_rows(r, head, row0, n, cols, scores));
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (blasint)n, (blasint)dim, (blasint)end, 1.0f, scores,
                 (blasint)r->ld_scores, v, (blasint)r->ld_qkv, 0.0f, r->mix + row0 * r->ld_mix + (size_t)head * dim,
                 (blasint)r->ld_mix);

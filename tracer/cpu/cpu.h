@@ -23,3 +23,5 @@ struct backend_state {
 int cpu_load(const model *m, pool *p, backend_state **out);
 void cpu_unload(backend_state *s);
 int cpu_forward(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at, const forward_sink *sink);
+int cpu_forward_backward(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at,
+                         const forward_sink *sink, const label_plan *labels, const gradient_sink *gradients);

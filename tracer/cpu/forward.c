@@ -90,7 +90,7 @@ static int norm_rows(void *context, size_t task, int worker) {
     return 0;
 }
 
-static int norm(cpu_run *r, const float *weight) {
+int cpu_norm(cpu_run *r, const float *weight) {
     norm_job j = {r, weight};
     return pool_run(r->s->p, (r->T + NORM_ROWS - 1) / NORM_ROWS, norm_rows, &j);
 }
@@ -153,7 +153,7 @@ static int qkv_tile(void *context, size_t task, int worker) {
     return 0;
 }
 
-static int project_qkv(cpu_run *r) {
+int cpu_project_qkv(cpu_run *r) {
     const model *m = r->s->m;
     size_t cols = (size_t)(m->n_head + 2 * m->n_kv_head) * (size_t)m->head_dim;
     product p = {.r = r,
@@ -211,49 +211,69 @@ static int hand_out_layer(const cpu_run *r) {
     return r->sink->layer ? r->sink->layer(r->sink->context, r->layer, &c) : 0;
 }
 
-int cpu_run_layer(cpu_run *r, int layer) {
-    const cpu_layer *w = &r->s->layer[layer];
-    const model *m = r->s->m;
+int cpu_run_attention(cpu_run *r, int layer) {
     r->layer = layer;
-    TRY(norm(r, w->attn_norm));
-    TRY(project_qkv(r));
+    TRY(cpu_norm(r, r->s->layer[layer].attn_norm));
+    TRY(cpu_project_qkv(r));
     TRY(cpu_attention(r));
-    TRY(hand_out_layer(r));
-    TRY(add_to_x(r, r->mix, r->ld_mix, (size_t)m->n_head * (size_t)m->head_dim, w->o));
-    TRY(norm(r, w->ffn_norm));
+    return hand_out_layer(r);
+}
+
+int cpu_add_mix(cpu_run *r) {
+    const model *m = r->s->m;
+    return add_to_x(r, r->mix, r->ld_mix, (size_t)m->n_head * (size_t)m->head_dim, r->s->layer[r->layer].o);
+}
+
+int cpu_run_feed_forward(cpu_run *r) {
+    const cpu_layer *w = &r->s->layer[r->layer];
+    TRY(cpu_norm(r, w->ffn_norm));
     TRY(gated_feed_forward(r));
-    return add_to_x(r, r->ff, r->ld_ff, (size_t)m->n_ff, w->down);
+    return add_to_x(r, r->ff, r->ld_ff, (size_t)r->s->m->n_ff, w->down);
+}
+
+int cpu_run_hidden(cpu_run *r) {
+    TRY(cpu_norm(r, r->s->output_norm));
+    return r->sink->hidden ? r->sink->hidden(r->sink->context, r->normed, r->ld_x) : 0;
+}
+
+int cpu_logits_tile(cpu_run *r, size_t row, size_t n_rows) {
+    const model *m = r->s->m;
+    product p = {.r = r,
+                 .grid = tile_grid_new(n_rows, (size_t)m->n_vocab, KERNEL_LANES),
+                 .inner = (size_t)m->n_embd,
+                 .ld_in = r->ld_x,
+                 .ld_out = r->ld_logits,
+                 .in = r->normed + row * r->ld_x,
+                 .w = r->s->output,
+                 .out = r->logits};
+    return pool_run(r->s->p, tile_grid_count(&p.grid), product_tile, &p);
 }
 
 int cpu_run_logits(cpu_run *r) {
-    if (!r->sink->logits && !r->sink->hidden) return 0;
-    const model *m = r->s->m;
-    TRY(norm(r, r->s->output_norm));
-    if (r->sink->hidden) TRY(r->sink->hidden(r->sink->context, r->normed, r->ld_x));
-    if (!r->sink->logits) return 0;
-    for (size_t row = 0; row < r->T; row += r->logit_rows) {
+    if (r->sink->logits || r->sink->hidden) TRY(cpu_run_hidden(r));
+    for (size_t row = 0; row < r->T && r->sink->logits; row += r->logit_rows) {
         size_t n = r->T - row < r->logit_rows ? r->T - row : r->logit_rows;
-        product p = {.r = r,
-                     .grid = tile_grid_new(n, (size_t)m->n_vocab, KERNEL_LANES),
-                     .inner = (size_t)m->n_embd,
-                     .ld_in = r->ld_x,
-                     .ld_out = r->ld_logits,
-                     .in = r->normed + row * r->ld_x,
-                     .w = r->s->output,
-                     .out = r->logits};
-        TRY(pool_run(r->s->p, tile_grid_count(&p.grid), product_tile, &p));
+        TRY(cpu_logits_tile(r, row, n));
         TRY(r->sink->logits(r->sink->context, (int32_t)row, (int32_t)n, r->logits, r->ld_logits));
     }
     return 0;
+}
+
+static int run_pass(cpu_run *r) {
+    TRY(cpu_embed(r));
+    for (int32_t layer = 0; layer < r->s->m->n_layer; layer++) {
+        TRY(cpu_run_attention(r, layer));
+        TRY(cpu_add_mix(r));
+        TRY(cpu_run_feed_forward(r));
+    }
+    return cpu_run_logits(r);
 }
 
 int cpu_forward(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at, const forward_sink *sink) {
     cpu_run r;
     TRY(cpu_run_new(s, tokens, n, sink, &r));
     r.evict_at = evict_at;
-    int code = cpu_embed(&r);
-    for (int32_t layer = 0; layer < s->m->n_layer && !code; layer++) code = cpu_run_layer(&r, layer);
-    if (!code) code = cpu_run_logits(&r);
+    int code = run_pass(&r);
     cpu_run_free(&r);
     return code;
 }

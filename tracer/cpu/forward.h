@@ -21,7 +21,7 @@ typedef struct cpu_run {
     float *lse;        /* [n_head][T] */
     float *angles;     /* [T][rope_dims] */
     float *logits;     /* [logit_rows][ld_logits] */
-    float **scratch;   /* [threads] score rows, or one tile of the gate */
+    float **scratch;   /* [threads] BACKEND_ROW_TILE score rows, or one tile of the gate */
     size_t ld_gate;
     int layer; /* current */
     void *block;
@@ -31,7 +31,22 @@ typedef struct cpu_run {
 int cpu_run_new(backend_state *s, const int32_t *tokens, int32_t n, const forward_sink *sink, cpu_run *r);
 void cpu_run_free(cpu_run *r);
 
-int cpu_embed(cpu_run *r);                /* x = embeddings */
-int cpu_run_layer(cpu_run *r, int layer); /* x = layer(x), results of attention to the sink */
-int cpu_attention(cpu_run *r);            /* qkv -> mix, lse; rows to the sink (attention.c) */
-int cpu_run_logits(cpu_run *r);           /* output norm and logits, to the sink */
+int cpu_embed(cpu_run *r); /* x = embeddings */
+
+/* x = layer(x), in three steps. */
+int cpu_run_attention(cpu_run *r, int layer); /* x -> qkv, mix, lse; results of attention to the sink */
+int cpu_add_mix(cpu_run *r);                  /* x += output projection of mix */
+int cpu_run_feed_forward(cpu_run *r);         /* x += feed-forward(x) */
+
+int cpu_run_logits(cpu_run *r); /* output norm and logits, to the sink */
+
+/* What the steps are made of. */
+int cpu_norm(cpu_run *r, const float *weight);              /* normed = norm(x) */
+int cpu_project_qkv(cpu_run *r);                            /* normed -> qkv */
+int cpu_attention(cpu_run *r);                              /* qkv -> mix, lse; rows to the sink (attention.c) */
+int cpu_run_hidden(cpu_run *r);                             /* normed = output norm of x, to the sink */
+int cpu_logits_tile(cpu_run *r, size_t row, size_t n_rows); /* normed -> logits, at most logit_rows of them */
+
+/* Probabilities of head `head`, rows row0 .. row0+n-1, into `scores` (n rows of ld_scores): columns 0 .. cols-1, cols
+ * padded and at least row0+n, zero where the row's step does not see. Sets their lse. */
+int cpu_attention_rows(const cpu_run *r, int head, size_t row0, size_t n, size_t cols, float *scores);

@@ -38,6 +38,12 @@ void matmul_weight(size_t rows, size_t cols, size_t inner, const float *a, size_
                 (blasint)lda, w, (blasint)ldw, accumulate ? 1.0f : 0.0f, out, (blasint)ldo);
 }
 
+void matmul_weight_back(size_t rows, size_t cols, size_t inner, const float *a, size_t lda, const float *w, size_t ldw,
+                        int accumulate, float *out, size_t ldo) {
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (blasint)rows, (blasint)cols, (blasint)inner, 1.0f, a,
+                (blasint)lda, w, (blasint)ldw, accumulate ? 1.0f : 0.0f, out, (blasint)ldo);
+}
+
 /* Shapes with remainders in every direction, large enough for the blocked kernels. */
 enum { CHECK_ROWS = 133, CHECK_COLS = 301, CHECK_INNER = 515 };
 

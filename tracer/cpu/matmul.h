@@ -22,6 +22,11 @@ tile tile_grid_at(const tile_grid *g, size_t index);
 void matmul_weight(size_t rows, size_t cols, size_t inner, const float *a, size_t lda, const float *w, size_t ldw,
                    int accumulate, float *out, size_t ldo);
 
+/* out[r][c] = (accumulate ? out[r][c] : 0) + sum over i < inner of a[r][i] * w[i][c]: a gradient going back through
+ * the product with a weight matrix, from its outputs to its inputs. */
+void matmul_weight_back(size_t rows, size_t cols, size_t inner, const float *a, size_t lda, const float *w, size_t ldw,
+                        int accumulate, float *out, size_t ldo);
+
 /* Make OpenBLAS single-threaded and compare one product with plain loops: some old OpenBLAS kernels compute wrongly on
  * new processors. Returns 0, or ERR_DATA naming OPENBLAS_CORETYPE. */
 int matmul_start(void);

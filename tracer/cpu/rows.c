@@ -37,14 +37,46 @@ void rows_rms_norm(const float *x, const float *weight, size_t n, float eps, flo
     for (size_t i = 0; i < n; i += 4) *(v4f *)(out + i) = *(const v4f *)(x + i) * inverse * *(const v4f *)(weight + i);
 }
 
+void rows_rms_norm_back(const float *x, const float *weight, size_t n, float eps, float *d_out, float *d_x) {
+    double mean = kernels()->dot(x, x, n) / (double)n, inverse = 1.0 / sqrt(mean + (double)eps);
+    for (size_t i = 0; i < n; i += 4) *(v4f *)(d_out + i) *= *(const v4f *)(weight + i);
+    /* Moving x along itself hardly moves the output (not at all with eps 0): that part is taken out. */
+    v4f along = splat((float)(kernels()->dot(d_out, x, n) * inverse * inverse / (double)n)), by = splat((float)inverse);
+    for (size_t i = 0; i < n; i += 4)
+        *(v4f *)(d_x + i) += by * (*(const v4f *)(d_out + i) - along * *(const v4f *)(x + i));
+}
+
+/* sigmoid(g) = *top / *bottom: 1/(1+z) for g >= 0 and z/(1+z) for g < 0, with z = exp(-|g|). */
+INLINE void sigmoid4(v4f g, v4f *top, v4f *bottom) {
+    v4i negative = g < splat(0.0f);
+    v4f z = exp4((v4f)((v4i)g | (v4i)splat(-0.0f)));
+    *top = (v4f)(((v4i)z & negative) | ((v4i)splat(1.0f) & ~negative));
+    *bottom = splat(1.0f) + z;
+}
+
 void rows_silu_gate(const float *gate, float *up, size_t n) {
     for (size_t i = 0; i < n; i += 4) {
-        v4f g = *(const v4f *)(gate + i);
-        v4i negative = g < splat(0.0f);
-        v4f z = exp4((v4f)((v4i)g | (v4i)splat(-0.0f))); /* exp(-|g|) */
-        /* sigmoid(g) is 1/(1+z) for g >= 0 and z/(1+z) for g < 0. */
-        v4f top = (v4f)(((v4i)z & negative) | ((v4i)splat(1.0f) & ~negative));
-        *(v4f *)(up + i) *= g * top / (splat(1.0f) + z);
+        v4f g = *(const v4f *)(gate + i), top, bottom;
+        sigmoid4(g, &top, &bottom);
+        *(v4f *)(up + i) *= g * top / bottom;
+    }
+}
+
+void rows_silu_gate_slopes(float *gate, float *up, size_t n) {
+    for (size_t i = 0; i < n; i += 4) {
+        v4f g = *(const v4f *)(gate + i), top, bottom;
+        sigmoid4(g, &top, &bottom);
+        v4f sigmoid = top / bottom, silu = g * sigmoid;
+        *(v4f *)(gate + i) = silu;
+        *(v4f *)(up + i) *= sigmoid + silu * (splat(1.0f) - sigmoid);
+    }
+}
+
+void rows_silu_gate_back(const float *slope_up, const float *slope_gate, float *d_up, float *d_gate, size_t n) {
+    for (size_t i = 0; i < n; i += 4) {
+        v4f d_out = *(const v4f *)(d_up + i);
+        *(v4f *)(d_up + i) = d_out * *(const v4f *)(slope_up + i);
+        *(v4f *)(d_gate + i) = d_out * *(const v4f *)(slope_gate + i);
     }
 }
 
@@ -56,14 +88,24 @@ void rows_rope_angles(int32_t position, int32_t dims, double base, float *table)
     }
 }
 
-void rows_rope(float *heads, int n_head, int32_t head_dim, int32_t dims, arch_rope kind, const float *table) {
+INLINE void turn(float *heads, int n_head, int32_t head_dim, int32_t dims, arch_rope kind, const float *table,
+                 float way) {
     size_t step = kind == ARCH_ROPE_INTERLEAVED ? 2 : 1, mate = kind == ARCH_ROPE_INTERLEAVED ? 1 : (size_t)dims / 2;
     for (int h = 0; h < n_head; h++) {
         float *x = heads + (size_t)h * (size_t)head_dim;
         for (size_t i = 0; i < (size_t)dims / 2; i++) {
-            float a = x[i * step], b = x[i * step + mate], cosine = table[2 * i], sine = table[2 * i + 1];
+            float a = x[i * step], b = x[i * step + mate], cosine = table[2 * i];
+            float sine = way * table[2 * i + 1];
             x[i * step] = a * cosine - b * sine;
             x[i * step + mate] = a * sine + b * cosine;
         }
     }
+}
+
+void rows_rope(float *heads, int n_head, int32_t head_dim, int32_t dims, arch_rope kind, const float *table) {
+    turn(heads, n_head, head_dim, dims, kind, table, 1);
+}
+
+void rows_rope_back(float *heads, int n_head, int32_t head_dim, int32_t dims, arch_rope kind, const float *table) {
+    turn(heads, n_head, head_dim, dims, kind, table, -1);
 }

@@ -12,174 +12,154 @@
 
 /* A few rows of one tensor on their way to f32: one task of loading. */
 typedef struct load_job {
-  const gguf_tensor *tensor;
-  size_t row0, n_rows;
-  float *to;
+    const gguf_tensor *tensor;
+    size_t row0, n_rows;
+    float *to;
 } load_job;
 
 typedef struct loader {
-  const model *m;
-  load_job *job;
-  size_t n, capacity;
+    const model *m;
+    load_job *job;
+    size_t n, capacity;
 } loader;
 
 enum { ROWS_A_JOB = 512 };
 
 static int add_jobs(loader *l, const gguf_tensor *t, float *to) {
-  for (size_t row = 0; row < t->dims[1]; row += ROWS_A_JOB) {
-    TRY(mem_grow((void **)&l->job, &l->capacity, l->n + 1, sizeof *l->job,
-                 "weights"));
-    size_t left = t->dims[1] - row;
-    l->job[l->n++] = (load_job){t, row, left < ROWS_A_JOB ? left : ROWS_A_JOB,
-                                to + row * t->dims[0]};
-  }
-  return 0;
+    for (size_t row = 0; row < t->dims[1]; row += ROWS_A_JOB) {
+        TRY(mem_grow((void **)&l->job, &l->capacity, l->n + 1, sizeof *l->job, "weights"));
+        size_t left = t->dims[1] - row;
+        l->job[l->n++] = (load_job){t, row, left < ROWS_A_JOB ? left : ROWS_A_JOB, to + row * t->dims[0]};
+    }
+    return 0;
 }
 
 static int run_job(void *context, size_t task, int worker) {
-  (void)worker;
-  const loader *l = context;
-  const load_job *j = &l->job[task];
-  return gguf_rows(l->m->file, j->tensor, j->row0, j->n_rows, j->to);
+    (void)worker;
+    const loader *l = context;
+    const load_job *j = &l->job[task];
+    return gguf_rows(l->m->file, j->tensor, j->row0, j->n_rows, j->to);
 }
 
 /* Vectors are padded for the row operations. */
 static float *carve_vector(mem_carver *c, size_t n) {
-  return mem_carve(c, kernel_pad(n), sizeof(float));
+    return mem_carve(c, kernel_pad(n), sizeof(float));
 }
 
 static float *carve_slot(mem_carver *c, const model *m, arch_slot slot) {
-  int64_t outputs, inputs;
-  model_slot_shape(m, slot, &outputs, &inputs);
-  return mem_carve(c, (size_t)outputs * (size_t)inputs, sizeof(float));
+    int64_t outputs, inputs;
+    model_slot_shape(m, slot, &outputs, &inputs);
+    return mem_carve(c, (size_t)outputs * (size_t)inputs, sizeof(float));
 }
 
-static void carve_layer(mem_carver *c, const model *m, const model_layer *from,
-                        cpu_layer *to) {
-  size_t heads = (size_t)m->n_head + 2 * (size_t)m->n_kv_head,
-         n_qkv = heads * (size_t)m->head_dim;
-  bool bias = from->tensor[SLOT_Q_BIAS] || from->tensor[SLOT_K_BIAS] ||
-              from->tensor[SLOT_V_BIAS];
-  to->attn_norm = carve_vector(c, (size_t)m->n_embd);
-  to->qkv = mem_carve(c, n_qkv * (size_t)m->n_embd, sizeof(float));
-  to->qkv_bias = bias ? mem_carve(c, n_qkv, sizeof(float)) : NULL;
-  to->o = carve_slot(c, m, SLOT_O);
-  to->ffn_norm = carve_vector(c, (size_t)m->n_embd);
-  to->gate = carve_slot(c, m, SLOT_GATE);
-  to->up = carve_slot(c, m, SLOT_UP);
-  to->down = carve_slot(c, m, SLOT_DOWN);
+static void carve_layer(mem_carver *c, const model *m, const model_layer *from, cpu_layer *to) {
+    size_t heads = (size_t)m->n_head + 2 * (size_t)m->n_kv_head, n_qkv = heads * (size_t)m->head_dim;
+    bool bias = from->tensor[SLOT_Q_BIAS] || from->tensor[SLOT_K_BIAS] || from->tensor[SLOT_V_BIAS];
+    to->attn_norm = carve_vector(c, (size_t)m->n_embd);
+    to->qkv = mem_carve(c, n_qkv * (size_t)m->n_embd, sizeof(float));
+    to->qkv_bias = bias ? mem_carve(c, n_qkv, sizeof(float)) : NULL;
+    to->o = carve_slot(c, m, SLOT_O);
+    to->ffn_norm = carve_vector(c, (size_t)m->n_embd);
+    to->gate = carve_slot(c, m, SLOT_GATE);
+    to->up = carve_slot(c, m, SLOT_UP);
+    to->down = carve_slot(c, m, SLOT_DOWN);
 }
 
 static void carve_weights(mem_carver *c, backend_state *s) {
-  const model *m = s->m;
-  size_t table = (size_t)m->n_vocab * (size_t)m->n_embd;
-  s->layer = mem_carve(c, (size_t)m->n_layer, sizeof *s->layer);
-  s->embedding = mem_carve(c, table, sizeof(float));
-  s->output_norm = carve_vector(c, (size_t)m->n_embd);
-  s->output = m->output == m->embedding ? s->embedding
-                                        : mem_carve(c, table, sizeof(float));
-  cpu_layer unplaced;
-  for (int32_t i = 0; i < m->n_layer; i++)
-    carve_layer(c, m, &m->layer[i], c->base ? &s->layer[i] : &unplaced);
+    const model *m = s->m;
+    size_t table = (size_t)m->n_vocab * (size_t)m->n_embd;
+    s->layer = mem_carve(c, (size_t)m->n_layer, sizeof *s->layer);
+    s->embedding = mem_carve(c, table, sizeof(float));
+    s->output_norm = carve_vector(c, (size_t)m->n_embd);
+    s->output = m->output == m->embedding ? s->embedding : mem_carve(c, table, sizeof(float));
+    cpu_layer unplaced;
+    for (int32_t i = 0; i < m->n_layer; i++) carve_layer(c, m, &m->layer[i], c->base ? &s->layer[i] : &unplaced);
 }
 
 static int list_layer(loader *l, const model_layer *from, const cpu_layer *to) {
-  const model *m = l->m;
-  size_t q = (size_t)m->n_head * (size_t)m->head_dim,
-         kv = (size_t)m->n_kv_head * (size_t)m->head_dim;
-  size_t n_embd = (size_t)m->n_embd;
-  float *bias = to->qkv_bias;
-  float *place[SLOT_COUNT] = {[SLOT_ATTN_NORM] = to->attn_norm,
-                              [SLOT_Q] = to->qkv,
-                              [SLOT_K] = to->qkv + q * n_embd,
-                              [SLOT_V] = to->qkv + (q + kv) * n_embd,
-                              [SLOT_Q_BIAS] = bias,
-                              [SLOT_K_BIAS] = bias ? bias + q : NULL,
-                              [SLOT_V_BIAS] = bias ? bias + q + kv : NULL,
-                              [SLOT_O] = to->o,
-                              [SLOT_FFN_NORM] = to->ffn_norm,
-                              [SLOT_GATE] = to->gate,
-                              [SLOT_UP] = to->up,
-                              [SLOT_DOWN] = to->down};
-  for (int slot = 0; slot < SLOT_COUNT; slot++)
-    if (from->tensor[slot])
-      TRY(add_jobs(l, from->tensor[slot], place[slot]));
-  return 0;
+    const model *m = l->m;
+    size_t q = (size_t)m->n_head * (size_t)m->head_dim, kv = (size_t)m->n_kv_head * (size_t)m->head_dim;
+    size_t n_embd = (size_t)m->n_embd;
+    float *bias = to->qkv_bias;
+    float *place[SLOT_COUNT] = {[SLOT_ATTN_NORM] = to->attn_norm,
+                                [SLOT_Q] = to->qkv,
+                                [SLOT_K] = to->qkv + q * n_embd,
+                                [SLOT_V] = to->qkv + (q + kv) * n_embd,
+                                [SLOT_Q_BIAS] = bias,
+                                [SLOT_K_BIAS] = bias ? bias + q : NULL,
+                                [SLOT_V_BIAS] = bias ? bias + q + kv : NULL,
+                                [SLOT_O] = to->o,
+                                [SLOT_FFN_NORM] = to->ffn_norm,
+                                [SLOT_GATE] = to->gate,
+                                [SLOT_UP] = to->up,
+                                [SLOT_DOWN] = to->down};
+    for (int slot = 0; slot < SLOT_COUNT; slot++)
+        if (from->tensor[slot]) TRY(add_jobs(l, from->tensor[slot], place[slot]));
+    return 0;
 }
 
 static int list_weights(loader *l, const backend_state *s) {
-  const model *m = s->m;
-  TRY(add_jobs(l, m->embedding, s->embedding));
-  TRY(add_jobs(l, m->output_norm, s->output_norm));
-  if (s->output != s->embedding)
-    TRY(add_jobs(l, m->output, s->output));
-  for (int32_t i = 0; i < m->n_layer; i++)
-    TRY(list_layer(l, &m->layer[i], &s->layer[i]));
-  return 0;
+    const model *m = s->m;
+    TRY(add_jobs(l, m->embedding, s->embedding));
+    TRY(add_jobs(l, m->output_norm, s->output_norm));
+    if (s->output != s->embedding) TRY(add_jobs(l, m->output, s->output));
+    for (int32_t i = 0; i < m->n_layer; i++) TRY(list_layer(l, &m->layer[i], &s->layer[i]));
+    return 0;
 }
 
 static int load_weights(backend_state *s) {
-  mem_carver size = {0};
-  carve_weights(&size, s);
-  say_more("weights in f32: %.1f MiB", (double)size.used / (1 << 20));
-  s->block = mem_new(size.used, 1, "weights");
-  if (!s->block)
-    return ERR_DATA;
-  mem_carver c = {.base = s->block};
-  carve_weights(&c, s);
-  loader l = {.m = s->m};
-  int code = list_weights(&l, s);
-  if (!code)
-    code = pool_run(s->p, l.n, run_job, &l);
-  mem_free(l.job);
-  return code;
+    mem_carver size = {0};
+    carve_weights(&size, s);
+    say_more("weights in f32: %.1f MiB", (double)size.used / (1 << 20));
+    s->block = mem_new(size.used, 1, "weights");
+    if (!s->block) return ERR_DATA;
+    mem_carver c = {.base = s->block};
+    carve_weights(&c, s);
+    loader l = {.m = s->m};
+    int code = list_weights(&l, s);
+    if (!code) code = pool_run(s->p, l.n, run_job, &l);
+    mem_free(l.job);
+    return code;
 }
 
-/* "Intel(R) Xeon(R) ... (OpenBLAS SkylakeX)": the kernel decides the order of
- * sums, so it belongs to the name. */
+/* "Intel(R) Xeon(R) ... (OpenBLAS SkylakeX)": the kernel decides the order of sums, so it belongs to the name. */
 static void name_device(backend_state *s) {
-  char line[256], processor[100] = "unknown processor";
-  FILE *f = fopen("/proc/cpuinfo", "r");
-  while (f && fgets(line, sizeof line, f)) {
-    if (strncmp(line, "model name", 10) != 0 || !strchr(line, ':'))
-      continue;
-    const char *name = strchr(line, ':') + 1;
-    name += strspn(name, " \t");
-    snprintf(processor, sizeof processor, "%.*s", (int)strcspn(name, "\n"),
-             name);
-    break;
-  }
-  if (f)
-    fclose(f);
-  snprintf(s->device, sizeof s->device, "%s (OpenBLAS %s, %s)", processor,
-           openblas_get_corename(), kernels()->name);
+    char line[256], processor[100] = "unknown processor";
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "model name", 10) != 0 || !strchr(line, ':')) continue;
+        const char *name = strchr(line, ':') + 1;
+        name += strspn(name, " \t");
+        snprintf(processor, sizeof processor, "%.*s", (int)strcspn(name, "\n"), name);
+        break;
+    }
+    if (f) fclose(f);
+    snprintf(s->device, sizeof s->device, "%s (OpenBLAS %s, %s)", processor, openblas_get_corename(), kernels()->name);
 }
 
 int cpu_load(const model *m, pool *p, backend_state **out) {
-  *out = NULL;
-  TRY(matmul_start());
-  backend_state *s = mem_new(1, sizeof *s, "model");
-  if (!s)
-    return ERR_DATA;
-  s->m = m;
-  s->p = p;
-  name_device(s);
-  int code = load_weights(s);
-  if (code)
-    cpu_unload(s);
-  else
-    *out = s;
-  return code;
+    *out = NULL;
+    TRY(matmul_start());
+    backend_state *s = mem_new(1, sizeof *s, "model");
+    if (!s) return ERR_DATA;
+    s->m = m;
+    s->p = p;
+    name_device(s);
+    int code = load_weights(s);
+    if (code) cpu_unload(s);
+    else *out = s;
+    return code;
 }
 
 void cpu_unload(backend_state *s) {
-  if (!s)
-    return;
-  mem_free(s->block);
-  mem_free(s);
+    if (!s) return;
+    mem_free(s->block);
+    mem_free(s);
 }
 
-static const char *device(const backend_state *s) { return s->device; }
+static const char *device(const backend_state *s) {
+    return s->device;
+}
 
 const backend cpu_backend = {.name = "cpu",
                              .compute = "f32",
@@ -187,6 +167,7 @@ const backend cpu_backend = {.name = "cpu",
                              .unload = cpu_unload,
                              .device = device,
                              .forward = cpu_forward,
+                             .forward_backward = cpu_forward_backward,
                              .project = cpu_project,
                              .steps_new = cpu_steps_new,
                              .steps_free = cpu_steps_free,
