@@ -199,12 +199,6 @@ typedef struct plan {
     size_t n, capacity;
 } plan;
 
-static bool same_config(const sim_config *a, const sim_config *b) {
-    if (a->is_full || b->is_full) return a->is_full && b->is_full;
-    return a->setup.policy == b->setup.policy && a->budget == b->budget && a->lag == b->lag &&
-           a->pending_free == b->pending_free && strcmp(a->resolved, b->resolved) == 0;
-}
-
 static int add_row(job *j, size_t trace_index, size_t config, size_t result, row **out) {
     TRY(mem_grow((void **)&j->rows, &j->row_capacity, j->n_rows + 1, sizeof *j->rows, "rows"));
     *out = &j->rows[j->n_rows++];
@@ -321,7 +315,7 @@ static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
         return is_lacking ? leave_out(j, ask, trace_label(t), seq) : skip(j, ask, trace_label(t), seq);
     }
     size_t k = 0;
-    while (k < p->n && !same_config(&p->config[k], &c)) k++;
+    while (k < p->n && !sim_config_same(&p->config[k], &c)) k++;
     row *r;
     code = add_row(j, trace_index, j->number ? j->number[a * trace_n_sequences(t) + seq] : 0, j->first_result + k, &r);
     if (!code) code = results_key_of(trace_label(t), seq, &c, &r->key);
@@ -378,29 +372,6 @@ static int sweep_asks(job *j, size_t trace_index, size_t seq) {
 
 /* ---- lifetimes that were handed in ------------------------------------------------------------------------------ */
 
-static int given_key(const job *j, size_t config, size_t seq, int32_t n_prompt, results_key *out) {
-    const lifetimes_config *c = lifetimes_get_config(j->given, config);
-    const lifetimes_seq *s = lifetimes_get_seq(j->given, config, seq);
-    *out = (results_key){.seq = seq, .n_prompt = n_prompt};
-    const char *from[] = {trace_label(j->trace[0]),
-                          c->policy,
-                          c->spec,
-                          c->resolved,
-                          c->budget_asked,
-                          s->budget,
-                          c->lag,
-                          s->hold,
-                          s->sinks,
-                          c->unit,
-                          c->schedule,
-                          c->pending};
-    char **to[] = {&out->trace, &out->policy, &out->spec,  &out->resolved, &out->budget_asked, &out->budget,
-                   &out->lag,   &out->hold,   &out->sinks, &out->unit,     &out->schedule,     &out->pending};
-    for (size_t i = 0; i < sizeof from / sizeof *from; i++)
-        if (!(*to[i] = mem_string(from[i]))) return ERR_DATA;
-    return 0;
-}
-
 static int read_given(void *context, size_t index, int32_t *out) {
     const job *j = context;
     const trace_model *m = trace_get_model(j->trace[0]);
@@ -419,7 +390,7 @@ static int sweep_given_seq(job *j, size_t seq) {
         if (!lifetimes_get_seq(j->given, i, seq)) continue;
         configs[k] = (sim_config){.n_prompt = n_prompt};
         code = add_row(j, 0, i, j->first_result + k, &r);
-        if (!code) code = given_key(j, i, seq, n_prompt, &r->key);
+        if (!code) code = results_key_of_given(trace_label(j->trace[0]), j->given, i, seq, n_prompt, &r->key);
         k++;
     }
     sweep_given given = {.read = read_given, .context = j};
@@ -427,22 +398,6 @@ static int sweep_given_seq(job *j, size_t seq) {
     if (!code) code = sweep(j, 0, seq, configs, k, &given);
     mem_free(configs);
     return code;
-}
-
-static int open_given(job *j) {
-    TRY(lifetimes_open(j->from_lifetimes, &j->given));
-    const char *hash = lifetimes_hash(j->given);
-    if (*hash && strcmp(hash, trace_hash(j->trace[0])) != 0)
-        return err_set(ERR_DATA, "%s: made from another trace (%s, content %s) than %s (content %s)", j->from_lifetimes,
-                       lifetimes_label(j->given), hash, trace_path(j->trace[0]), trace_hash(j->trace[0]));
-    size_t n_seq = trace_n_sequences(j->trace[0]);
-    for (size_t i = 0; i < lifetimes_n_configs(j->given); i++) {
-        size_t last = lifetimes_sequence_number(j->given, i, lifetimes_n_sequences(j->given, i) - 1);
-        if (last >= n_seq)
-            return err_set(ERR_DATA, "%s: configuration %zu has sequence %zu, but %s has %zu", j->from_lifetimes, i,
-                           last, trace_path(j->trace[0]), n_seq);
-    }
-    return 0;
 }
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
@@ -625,7 +580,7 @@ static int prepare(job *j) {
                            "--calibration: no loss is estimated (--metrics loss, and a trace with gradients)");
         TRY(calibration_read(j->calibration, &j->scale));
     }
-    TRY(j->from_lifetimes ? open_given(j) : check_asks(j));
+    TRY(j->from_lifetimes ? results_open_given(j->from_lifetimes, j->trace[0], &j->given) : check_asks(j));
     if (j->lifetimes && !j->from_lifetimes) TRY(number_configs(j));
     say_what_is_left_out(j);
     return 0;

@@ -408,3 +408,9 @@ void sim_config_free(sim_config *c) {
     mem_free(c->resolved);
     *c = (sim_config){0};
 }
+
+bool sim_config_same(const sim_config *a, const sim_config *b) {
+    if (a->is_full || b->is_full) return a->is_full && b->is_full;
+    return a->setup.policy == b->setup.policy && a->budget == b->budget && a->lag == b->lag &&
+           a->pending_free == b->pending_free && strcmp(a->resolved, b->resolved) == 0;
+}

@@ -69,6 +69,8 @@ typedef struct sim_config {
  * cannot run (hold + sinks above the target, ...). Release with sim_config_free either way. */
 int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt, sim_config *out);
 void sim_config_free(sim_config *c);
+/* Do two configurations of one sequence evict the same entries at the same times? */
+bool sim_config_same(const sim_config *a, const sim_config *b);
 
 /* "rmm(signal=uniform) budget 25% lag 8": for messages. Owned by the caller. */
 char *sim_ask_name(const sim_ask *ask);

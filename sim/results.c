@@ -43,6 +43,35 @@ int results_key_of(const char *label, size_t seq, const sim_config *c, results_k
     return ERR_DATA;
 }
 
+int results_open_given(const char *path, const trace *t, lifetimes **out) {
+    TRY(lifetimes_open(path, out));
+    const char *hash = lifetimes_hash(*out);
+    if (*hash && strcmp(hash, trace_hash(t)) != 0)
+        return err_set(ERR_DATA, "%s: made from another trace (%s, content %s) than %s (content %s)", path,
+                       lifetimes_label(*out), hash, trace_path(t), trace_hash(t));
+    for (size_t i = 0; i < lifetimes_n_configs(*out); i++) {
+        size_t last = lifetimes_sequence_number(*out, i, lifetimes_n_sequences(*out, i) - 1);
+        if (last >= trace_n_sequences(t))
+            return err_set(ERR_DATA, "%s: configuration %zu has sequence %zu, but %s has %zu", path, i, last,
+                           trace_path(t), trace_n_sequences(t));
+    }
+    return 0;
+}
+
+int results_key_of_given(const char *label, const lifetimes *given, size_t config, size_t seq, int32_t n_prompt,
+                         results_key *out) {
+    const lifetimes_config *c = lifetimes_get_config(given, config);
+    const lifetimes_seq *s = lifetimes_get_seq(given, config, seq);
+    *out = (results_key){.seq = seq, .n_prompt = n_prompt};
+    const char *from[] = {label,  c->policy, c->spec,  c->resolved, c->budget_asked, s->budget,
+                          c->lag, s->hold,   s->sinks, c->unit,     c->schedule,     c->pending};
+    char **to[] = {&out->trace, &out->policy, &out->spec,  &out->resolved, &out->budget_asked, &out->budget,
+                   &out->lag,   &out->hold,   &out->sinks, &out->unit,     &out->schedule,     &out->pending};
+    for (size_t i = 0; i < sizeof from / sizeof *from; i++)
+        if (!(*to[i] = mem_string(from[i]))) return ERR_DATA;
+    return 0;
+}
+
 char *results_blocks_path(const char *csv_path) {
     size_t n = strlen(csv_path);
     if (n > 4 && strcmp(csv_path + n - 4, ".csv") == 0) n -= 4;

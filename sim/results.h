@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "sim/calibration.h"
 #include "sim/sweep.h"
+#include "traces/lifetimes.h"
 
 /* The identifying texts of a row, exactly as they stand in the CSV and in lifetimes.h5; "" = empty. */
 typedef struct results_key {
@@ -15,6 +16,13 @@ void results_key_free(results_key *k);
 
 /* The key of a resolved configuration. Returns 0 or ERR_DATA. */
 int results_key_of(const char *label, size_t seq, const sim_config *c, results_key *out);
+
+/* Open lifetimes that are to stand in for policies on this trace. Refuses lifetimes of another trace and sequences that
+ * the trace does not have. */
+int results_open_given(const char *path, const trace *t, lifetimes **out);
+/* The key of one of its configurations, which must hold the sequence. Returns 0 or ERR_DATA. */
+int results_key_of_given(const char *label, const lifetimes *given, size_t config, size_t seq, int32_t n_prompt,
+                         results_key *out);
 
 /* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
 char *results_blocks_path(const char *csv_path);
