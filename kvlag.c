@@ -30,6 +30,8 @@ static const command commands[] = {
      "kvlag trace models/SmolLM2-135M-Instruct.Q4_1.gguf README.md -o out/t.h5 --tokens 512"},
     {"sim", "TRACE... -o FILE.csv", "replay eviction policies over traces and price them", cmd_sim,
      "kvlag sim out/t.h5 -o out/r.csv -p rmm -p h2o -b 10%,25% -L 0:64:x2"},
+    {"verify", "MODEL TRACE -o TRUTH.csv", "rerun chosen configurations for real; calibrate the estimates", cmd_verify,
+     "kvlag verify MODEL.gguf out/t.h5 -o out/truth.csv -p h2o -p rmm -b 64,128 --calibrate out/c.json"},
     {"analyze", "FILE.csv... -o DIR", "draw lag and budget curves, print the short table", cmd_analyze,
      "kvlag analyze out/r.csv -o out/fig --format png,svg"},
     {"info", "FILE", "what a trace or lifetimes file holds; --check validates it", cmd_info,
