@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/progress.h"
+#include "tracer/capture_grad.h"
 #include "traces/kernels.h"
 
 #include <math.h>
@@ -214,7 +215,9 @@ static int run_pass(pass *p) {
                          .layer = take_layer,
                          .logits = take_logits};
     TRY(trace_write_sequence(c->writer, p->s, &c->plan));
-    TRY(c->backend->forward(c->state, p->s->tokens, p->s->n_tokens, NULL, &sink));
+    if (c->plan.grad_loss) TRY(capture_gradients(c, p->s, &sink));
+    else TRY(c->backend->forward(c->state, p->s->tokens, p->s->n_tokens, NULL, &sink));
+    c->sequence++;
     c->logits_hash = XXH3_64bits_withSeed(p->row_hash, p->T * sizeof *p->row_hash, c->logits_hash);
     return trace_write_logits(c->writer, p->target_logprob, p->correct, p->entropy, c->plan.topk ? p->topk_id : NULL,
                               c->plan.topk ? p->topk_logprob : NULL);
@@ -234,8 +237,10 @@ int capture_sequence(capture *c, const trace_sequence *s) {
     return code;
 }
 
-double capture_work(const model *m, int32_t n) {
-    return (double)n * (m->n_layer + 1);
+/* In layers of a forward pass. On the way back a layer costs one to compute it again and one for each label set. */
+double capture_work(const model *m, const trace_plan *plan, int32_t n) {
+    int32_t back = plan->grad_loss ? m->n_layer * (2 + plan->n_fisher) : 0;
+    return (double)n * (m->n_layer + 1 + back);
 }
 
 int capture_wo(const capture *c) {

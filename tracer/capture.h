@@ -1,5 +1,5 @@
-/* One forward pass into a trace: what the backend pushes is packed by the pool and put into the file in order, so that
- * memory stays linear in T and in the vocabulary. */
+/* One forward pass, and the way back where gradients are wanted, into a trace: what the backend pushes is packed by the
+ * pool and put into the file in order, so that memory stays linear in T and in the vocabulary. */
 #pragma once
 
 #include "base/pool.h"
@@ -13,12 +13,14 @@ typedef struct capture {
     pool *pool;
     trace_writer *writer;
     trace_plan plan;      /* of every sequence; topk 0 or more, lse always */
+    uint64_t seed;        /* of the labels drawn */
+    uint32_t sequence;    /* index of the next sequence */
     uint64_t logits_hash; /* XXH3 over all logits so far, in f32; starts at 0 */
     double done;          /* for progress_at: capture_work() summed over what is done */
 } capture;
 
 /* What progress counts for a sequence of n tokens. */
-double capture_work(const model *m, int32_t n);
+double capture_work(const model *m, const trace_plan *plan, int32_t n);
 
 /* model/wo of every layer; before the first sequence. */
 int capture_wo(const capture *c);

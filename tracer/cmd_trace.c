@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 #define MIB 1048576.0
-enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, DENSE_LIMIT_MIB = 512 };
+enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, FISHER_MAX = 256, DENSE_LIMIT_MIB = 512 };
 
 typedef struct settings {
-    const char *out, *attention, *logits, *backend;
-    long long tokens, prompt, threads;
+    const char *out, *attention, *gradients, *logits, *backend;
+    long long tokens, prompt, threads, seed;
     bool special, force, quiet, verbose;
     opt_list files; /* MODEL TEXT... */
 } settings;
@@ -112,17 +112,36 @@ static int read_sequences(job *j) {
 
 /* ---- the plan --------------------------------------------------------------------------------------------------- */
 
+/* The K of "NAME:K", from `least` to `most`; -1 where it is anything else. */
+static long counted_word(const char *asked, const char *name, long least, long most) {
+    size_t n = strlen(name);
+    char *end;
+    if (strncmp(asked, name, n) != 0 || asked[n] < '0' || asked[n] > '9') return -1;
+    long k = strtol(asked + n, &end, 10);
+    return *end || k < least || k > most ? -1 : k;
+}
+
+static int plan_gradients(const char *asked, trace_plan *plan) {
+    if (strcmp(asked, "none") == 0) return 0;
+    plan->grad_loss = true;
+    if (strcmp(asked, "loss") == 0) return 0;
+    long samples = counted_word(asked, "fisher:", 1, FISHER_MAX);
+    if (samples < 0)
+        return err_set(ERR_USAGE, "--gradients: '%s' is neither none, loss nor fisher:S (S from 1 to %d)", asked,
+                       FISHER_MAX);
+    plan->n_fisher = (int32_t)samples;
+    return 0;
+}
+
 static int plan_logits(const char *asked, int32_t n_vocab, trace_plan *plan) {
     plan->topk = TOPK_DEFAULT < n_vocab ? TOPK_DEFAULT : n_vocab;
     if (strcmp(asked, "full") == 0) {
         plan->full_logits = true;
         return 0;
     }
-    char *end;
-    long k = strncmp(asked, "topk:", 5) == 0 ? strtol(asked + 5, &end, 10) : -1;
     int32_t most = TOPK_MAX < n_vocab ? TOPK_MAX : n_vocab;
-    if (k < 0 || asked[5] < '0' || asked[5] > '9' || *end || k > most)
-        return err_set(ERR_USAGE, "--logits: '%s' is neither topk:K (K from 0 to %d) nor full", asked, most);
+    long k = counted_word(asked, "topk:", 0, most);
+    if (k < 0) return err_set(ERR_USAGE, "--logits: '%s' is neither topk:K (K from 0 to %d) nor full", asked, most);
     plan->topk = (int32_t)k;
     return 0;
 }
@@ -146,6 +165,7 @@ static int make_plan(job *j) {
     plan->factored = both || automatic || strcmp(asked, "factored") == 0;
     plan->row_sum = plan->dense;
     plan->lse = true;
+    TRY(plan_gradients(j->set->gradients, plan));
     return plan_logits(j->set->logits, j->model->n_vocab, plan);
 }
 
@@ -163,14 +183,16 @@ static double estimated_bytes(const job *j) {
     if (plan->dense) bytes += 1.42 * attention_entries(j);
     if (plan->factored) bytes += 1.8 * tokens * m->n_layer * (m->n_head + 2 * m->n_kv_head) * dim;
     bytes += tokens * (plan->topk * 6.0 + 4.0 * m->n_layer * m->n_head);
+    if (plan->grad_loss) bytes += (1.83 * dim + 3.3) * tokens * m->n_layer * m->n_head * (1 + plan->n_fisher);
     return plan->full_logits ? bytes + 1.8 * tokens * m->n_vocab : bytes;
 }
 
 static void announce(const job *j) {
     double tokens = 0;
     for (size_t i = 0; i < j->n_seq; i++) tokens += tokens_of(&j->seq[i]);
-    say("%s: %zu %s, %.0f tokens, attention %s; the file will take about %.1f MiB", j->model->name, j->n_seq,
-        j->n_seq == 1 ? "text" : "texts", tokens, form_name(&j->capture.plan), estimated_bytes(j) / MIB);
+    say("%s: %zu %s, %.0f tokens, gradients %s, attention %s; the file will take about %.1f MiB", j->model->name,
+        j->n_seq, j->n_seq == 1 ? "text" : "texts", tokens, j->set->gradients, form_name(&j->capture.plan),
+        estimated_bytes(j) / MIB);
 }
 
 /* ---- the trace -------------------------------------------------------------------------------------------------- */
@@ -208,7 +230,7 @@ static int begin_file(job *j, const char *device) {
 
 static int write_sequences(job *j) {
     double work = 0;
-    for (size_t i = 0; i < j->n_seq; i++) work += capture_work(j->model, tokens_of(&j->seq[i]));
+    for (size_t i = 0; i < j->n_seq; i++) work += capture_work(j->model, &j->capture.plan, tokens_of(&j->seq[i]));
     progress_begin("trace", NULL, work);
     int code = capture_wo(&j->capture);
     for (size_t i = 0; i < j->n_seq && !code; i++) {
@@ -228,11 +250,13 @@ static int write_sequences(job *j) {
 }
 
 static int finish_file(job *j, double seconds) {
+    const trace_plan *plan = &j->capture.plan;
     int64_t raw, stored, bytes;
     double flops = 0, tokens = 0;
     for (size_t i = 0; i < j->n_seq; i++) {
         tokens += tokens_of(&j->seq[i]);
         flops += model_flops(j->model, tokens_of(&j->seq[i]));
+        if (plan->grad_loss) flops += model_gradient_flops(j->model, tokens_of(&j->seq[i]), 1 + plan->n_fisher);
     }
     trace_writer_sizes(j->capture.writer, &raw, &stored);
     trace_writer *w = j->capture.writer;
@@ -256,6 +280,7 @@ static int run(job *j) {
     say_more("%s backend, %d threads, %s", c->backend->name, pool_threads(j->pool), c->backend->device(c->state));
     c->model = j->model;
     c->pool = j->pool;
+    c->seed = (uint64_t)j->set->seed;
     TRY(begin_file(j, c->backend->device(c->state)));
     announce(j);
     double start = progress_seconds();
@@ -300,17 +325,20 @@ static int trace_with(const opt *table, settings *s, int argc, char **argv) {
 }
 
 int cmd_trace(int argc, char **argv) {
-    settings s = {.attention = "auto", .logits = "topk:32", .backend = "auto"};
+    settings s = {.attention = "auto", .gradients = "fisher:1", .logits = "topk:32", .backend = "auto"};
     const opt table[] = {
         {"output", 'o', OPT_TEXT, false, &s.out, "FILE.h5", "the trace to write", 0, 0},
         {"tokens", 0, OPT_INT, true, &s.tokens, "N", "only the first N tokens of each text", 1, INT32_MAX},
         {"prompt", 0, OPT_INT, true, &s.prompt, "N", "the first N steps see everything (default 0)", 0, INT32_MAX},
         {"attention", 0, OPT_CHOICE, true, &s.attention, "auto|dense|factored|both",
          "probabilities, or q, k and v; auto: both up to 512 MiB of probabilities, else factored", 0, 0},
+        {"gradients", 0, OPT_TEXT, true, &s.gradients, "none|loss|fisher:S",
+         "of the text's own loss, and of S samples of the model's labels (default fisher:1)", 0, 0},
         {"logits", 0, OPT_TEXT, true, &s.logits, "topk:K|full", "predictions to keep (default topk:32)", 0, 0},
         {"special", 0, OPT_FLAG, true, &s.special, NULL, "control tokens written in a text are control tokens", 0, 0},
         {"backend", 0, OPT_CHOICE, true, &s.backend, "auto|cpu|cuda", "what computes (auto: cpu)", 0, 0},
         {"threads", 0, OPT_INT, false, &s.threads, "N", "threads (default: one per processor)", 1, 1024},
+        {"seed", 0, OPT_INT, true, &s.seed, "N", "of the labels drawn for fisher:S (default 0)", 0, 1LL << 53},
         {"force", 0, OPT_FLAG, false, &s.force, NULL, "replace an existing file", 0, 0},
         {"quiet", 'q', OPT_FLAG, false, &s.quiet, NULL, "say nothing", 0, 0},
         {"verbose", 'v', OPT_FLAG, false, &s.verbose, NULL, "say more", 0, 0},

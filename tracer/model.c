@@ -299,15 +299,32 @@ void model_close(model *m) {
     mem_free(m);
 }
 
+/* Numbers in one matrix of a layer: multiplications for one token. */
+static double slot_size(const model *m, arch_slot slot) {
+    int64_t outputs, inputs;
+    model_slot_shape(m, slot, &outputs, &inputs);
+    return outputs > 1 ? (double)outputs * (double)inputs : 0;
+}
+
+/* Pairs of a step and an entry it sees, of all heads of a layer. */
+static double layer_entries(const model *m, int32_t n) {
+    return (double)n * ((double)n + 1) / 2 * m->n_head;
+}
+
 double model_flops(const model *m, int32_t n) {
-    double per_token = (double)m->n_embd * m->n_vocab;
-    for (int slot = 0; slot < SLOT_COUNT; slot++) {
-        int64_t outputs, inputs;
-        model_slot_shape(m, (arch_slot)slot, &outputs, &inputs);
-        if (outputs > 1) per_token += (double)outputs * (double)inputs * m->n_layer;
-    }
-    double entries = (double)n * ((double)n + 1) / 2 * m->n_layer * m->n_head;
-    return 2 * per_token * n + 4 * entries * m->head_dim;
+    double per_layer = 0;
+    for (int slot = 0; slot < SLOT_COUNT; slot++) per_layer += slot_size(m, (arch_slot)slot);
+    double per_token = per_layer * m->n_layer + (double)m->n_embd * m->n_vocab;
+    return 2 * per_token * n + 4 * layer_entries(m, n) * m->head_dim * m->n_layer;
+}
+
+double model_gradient_flops(const model *m, int32_t n, int32_t sets) {
+    double qkv = slot_size(m, SLOT_Q) + slot_size(m, SLOT_K) + slot_size(m, SLOT_V), o = slot_size(m, SLOT_O);
+    double ffn = slot_size(m, SLOT_GATE) + slot_size(m, SLOT_UP), down = slot_size(m, SLOT_DOWN), L = m->n_layer;
+    /* The first layer's attention is not gone through: nothing before it is asked for. */
+    double per_token = (L - 1) * (1 + sets) * qkv + L * sets * (o + down) + L * (1 + sets) * ffn;
+    per_token += (double)m->n_embd * m->n_vocab;
+    return 2 * per_token * n + 2 * (1 + 4.0 * sets) * layer_entries(m, n) * m->head_dim * (L - 1);
 }
 
 /* ---- tokenizer -------------------------------------------------------------------------------------------------- */

@@ -45,3 +45,6 @@ void model_slot_shape(const model *m, arch_slot slot, int64_t *outputs, int64_t 
 
 /* Multiplications and additions of one forward pass over n tokens, causal attention counted as the triangle it is. */
 double model_flops(const model *m, int32_t n);
+
+/* What gradients of `sets` label sets add to it: layers computed again from their inputs, and the way back. */
+double model_gradient_flops(const model *m, int32_t n, int32_t sets);

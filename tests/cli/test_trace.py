@@ -135,6 +135,47 @@ def test_logits(tiny, text, tmp_path):
         assert np.array_equal(c["seq/0000/logits/correct"], b["seq/0000/logits/correct"])
 
 
+def gradients(path, seq="0000"):
+    with h5py.File(path) as f:
+        g = f["seq"][seq].get("grad", {})
+        values = {name: g[name][:].astype(np.float32) * g[name + "_scale"][:][..., None]
+                  for name in ("loss", "fisher") if name in g}  # fmt: skip
+        return values | ({"label": g["fisher_label"][:]} if "fisher_label" in g else {})
+
+
+def test_gradients(tiny, text, tmp_path):
+    kinds = {"none": set(), "loss": {"loss"}, "fisher:2": {"loss", "fisher", "label"}}
+    found = {}
+    for kind, want in kinds.items():
+        said = traced(tiny, text, "-o", tmp_path / "a.h5", "--gradients", kind, "--tokens", 60, "--prompt", 10, "--force")
+        assert f"gradients {kind}," in said
+        found[kind] = gradients(tmp_path / "a.h5")
+        assert set(found[kind]) == want
+    both = found["fisher:2"]
+    assert both["loss"].shape == (3, 6, 60, 32) and both["fisher"].shape == (2, 3, 6, 60, 32)
+    # Products of another shape may round differently in the last bit.
+    assert np.allclose(both["loss"], found["loss"]["loss"], rtol=0, atol=1e-3 * np.abs(both["loss"]).max())
+    label = both["label"]
+    assert label.shape == (2, 59) and (label[:, :10] == -1).all()
+    assert (label[:, 10:] >= 0).all() and (label < 1024).all() and (label[0] != label[1]).any()
+    # Nothing follows the last step, and in the last layer the prompt's outputs reach no counted loss.
+    for g in (both["loss"], *both["fisher"]):
+        assert (g[:, :, 59] == 0).all() and (g[2, :, :10] == 0).all() and (np.abs(g[:2, :, :59]).max(axis=-1) > 0).all()
+
+
+def test_labels_follow_seed_and_sequence(tiny, text, tmp_path):
+    for name, more in ("a", ()), ("b", ("--seed", 1)), ("c", ("--seed", 0)):
+        traced(tiny, text, text, "-o", tmp_path / f"{name}.h5", "--tokens", 60, *more)
+    a, b, c = (gradients(tmp_path / f"{name}.h5") for name in "abc")
+    second = gradients(tmp_path / "a.h5", "0001")
+    assert set(a) == {"loss", "fisher", "label"} and a["label"].shape == (1, 59)
+    assert np.array_equal(a["loss"], b["loss"]) and np.array_equal(a["loss"], second["loss"])
+    assert np.array_equal(a["label"], c["label"]) and np.array_equal(a["fisher"], c["fisher"])
+    assert (a["label"] != b["label"]).any() and (a["label"] != second["label"]).any()
+    with h5py.File(tmp_path / "b.h5") as f:
+        assert f.attrs["command"].endswith("--seed 1")
+
+
 def test_special_tokens_only_on_request(tiny, tmp_path):
     (tmp_path / "t").write_text("gold<|endoftext|>honey")
     traced(tiny, tmp_path / "t", "-o", tmp_path / "plain.h5")
@@ -185,7 +226,10 @@ def test_bad_options_are_usage_errors(tiny, text, tmp_path):
     refused(2, "--backend cuda", tmp_path, tiny, text, "-o", out, "--backend", "cuda")
     for value in "topk", "topk:", "topk:-1", "topk:1x", "topk:1025", "all", "topk: 1", "topk:+1":
         refused(2, "--logits", tmp_path, tiny, text, "-o", out, "--logits", value)
+    for value in "fisher", "fisher:", "fisher:0", "fisher:257", "fisher:1x", "fisher:+1", "loss:1", "all", "":
+        refused(2, "--gradients", tmp_path, tiny, text, "-o", out, f"--gradients={value}")
     refused(2, "--attention", tmp_path, tiny, text, "-o", out, "--attention", "sparse")
+    refused(2, "--seed", tmp_path, tiny, text, "-o", out, "--seed=-1")
     refused(2, "leaves no step to count", tmp_path, tiny, text, "-o", out, "--tokens", 40, "--prompt", 39)
     refused(2, "is an input", tmp_path, tiny, text, "-o", text, "--force")
     refused(2, "only one of the texts", tmp_path, tiny, "-", "-", "-o", out, input=b"some text")

@@ -2,6 +2,7 @@
  * nothing left behind. */
 #include "base/err.h"
 #include "base/progress.h"
+#include "base/rng.h"
 #include "tests/unit/model_build.h"
 #include "tracer/capture.h"
 #include "tracer/cpu/cpu.h"
@@ -163,6 +164,85 @@ static void both_forms_give_the_same_rows(void **state) {
     end(&s);
 }
 
+/* Numbers without a pattern, the same in every run. */
+static float varied(const char *name, size_t i) {
+    if (strstr(name, "norm")) return 1;
+    return (float)(rng_uniform(rng_philox(strlen(name) + (uint64_t)name[4], (uint32_t)i, 0, 0, 0).v[0]) - 0.5) * 2;
+}
+
+enum { LONG = 300, DIM = 4, HEADS = 2, LAYERS = 3, SETS = 3 };
+
+typedef struct gradients {
+    float value[2][SETS][LAYERS][HEADS][LONG][DIM]; /* of two sequences */
+    int sequence;
+} gradients;
+
+static int keep_gradients(void *context, int layer, const float *d_heads, size_t set_stride, size_t stride) {
+    gradients *g = context;
+    for (int set = 0; set < SETS; set++)
+        for (int head = 0; head < HEADS; head++)
+            for (size_t t = 0; t < LONG; t++)
+                memcpy(g->value[g->sequence][set][layer][head][t],
+                       d_heads + (size_t)set * set_stride + t * stride + (size_t)head * DIM, DIM * sizeof(float));
+    return 0;
+}
+
+static void compare_gradients(const setup *s, trace *t, const gradients *g) {
+    for (int i = 0; i < 2 * LAYERS; i++) {
+        trace_layer *l;
+        if (trace_layer_open(t, (size_t)(i % 2), i / 2, TRACE_AUTO, s->c.pool, &l) ||
+            trace_layer_read_grad(l, s->c.pool))
+            fail_msg("%s", err_message());
+        for (int set = 0; set < SETS; set++)
+            for (int head = 0; head < HEADS; head++)
+                for (size_t step = 0; step < LONG; step++) {
+                    const float *want = g->value[i % 2][set][i / 2][head][step];
+                    const float *got = trace_layer_grad(l, set, head) + step * DIM;
+                    float most = 0;
+                    for (int d = 0; d < DIM; d++) most = fmaxf(most, fabsf(want[d]));
+                    for (int d = 0; d < DIM; d++) assert_float_equal(got[d], want[d], most * 0x1p-11f);
+                }
+        trace_layer_close(l);
+    }
+}
+
+static void gradients_are_those_of_the_counted_steps(void **state) {
+    (void)state;
+    /* Two sequences of the same tokens: the text's gradients are the same, the labels drawn are not. */
+    static gradients g;
+    int32_t tokens[LONG];
+    uint8_t mask[LONG - 1], counted[LONG - 1];
+    for (int i = 0; i < LONG; i++) tokens[i] = i * i % 11;
+    for (int i = 0; i < LONG - 1; i++) mask[i] = i % 3 != 0, counted[i] = i >= 20 && mask[i];
+    setup s;
+    trace *t;
+    mini m = {.n_layer = LAYERS, .n_embd = 8, .n_vocab = 11, .n_head = HEADS, .value = varied};
+    trace_plan p = plan;
+    p.grad_loss = true;
+    p.n_fisher = SETS - 1;
+    begin(&s, m, p, 2);
+    s.c.seed = 5;
+    for (int i = 0; i < 2; i++) {
+        trace_sequence seq = {.n_tokens = LONG, .tokens = tokens, .n_prompt = 20, .counted = mask};
+        const forward_sink nothing = {0};
+        label_plan labels = {.counted = counted, .n_samples = SETS - 1, .seed = 5, .sequence = (uint32_t)i};
+        const gradient_sink sink = {&g, NULL, keep_gradients};
+        g.sequence = i;
+        if (capture_sequence(&s.c, &seq) ||
+            cpu_backend.forward_backward(s.c.state, tokens, LONG, NULL, &nothing, &labels, &sink))
+            fail_msg("%s", err_message());
+    }
+    assert_memory_equal(g.value[0][0], g.value[1][0], sizeof g.value[0][0]);
+    assert_memory_not_equal(g.value[0][1], g.value[1][1], sizeof g.value[0][1]);
+    assert_memory_not_equal(g.value[0][1], g.value[0][2], sizeof g.value[0][1]);
+    finish(&s, &t);
+    assert_true(trace_get_sequence(t, 0)->has_grad_loss);
+    assert_int_equal(trace_get_sequence(t, 1)->n_fisher, SETS - 1);
+    compare_gradients(&s, t, &g);
+    trace_close(t);
+    end(&s);
+}
+
 static void refuse(mini m, const char *message) {
     setup s;
     begin(&s, m, plan, 1);
@@ -190,6 +270,7 @@ int main(void) {
         cmocka_unit_test(predictions_by_hand),
         cmocka_unit_test(ties_go_to_the_lowest_id),
         cmocka_unit_test(both_forms_give_the_same_rows),
+        cmocka_unit_test(gradients_are_those_of_the_counted_steps),
         cmocka_unit_test(bad_values_are_named_and_leave_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
