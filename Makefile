@@ -29,7 +29,7 @@ DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c)
 LIBRARY = $(BUILD)/libkvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all help deps headers unit model demo check check-ready parity bench bench-ready samples golden format install clean
+.PHONY: all help deps headers unit model demo check check-ready parity bench bench-ready fidelity samples golden format install clean
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
@@ -126,6 +126,11 @@ bench: deps
 bench-ready: all unit .venv-parity/ready $(MODEL)
 	@BUILD=$(BUILD) .venv-parity/bin/python tests/bench/bench.py
 
+# Every estimate against a true rerun; writes docs/fidelity.md. Half an hour.
+fidelity: deps
+	@$(MAKE) --no-print-directory all model .venv-parity/ready
+	KVLAG=./kvlag .venv-parity/bin/python tests/fidelity/run.py
+
 # Regenerate what is committed: look at the difference before committing it.
 samples: all build/tiny.gguf
 	tests/make_samples.sh
@@ -145,6 +150,7 @@ help:
 	@echo "make          build ./kvlag              make check    set everything up and run all tests"
 	@echo "make demo     trace, replay, draw        make parity   compare with transformers and tokenizers"
 	@echo "make bench    speed, as ratios           make format   clang-format"
+	@echo "make fidelity estimates against true reruns"
 	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
 	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"
 	@echo "CC=gcc|clang and MODE=release|asan|ubsan|tsan go with any of them."
