@@ -1,9 +1,11 @@
-/* dump_forward MODEL.gguf TOKENS.i32 OUT.f32: one forward pass over the token ids of a raw file, and what it computed
- * before anything is packed, for tests/parity/logits.py: logits [T][n_vocab], attention rows [n_layer][n_head][T][T],
- * lse [n_layer][n_head][T], one behind the other. For short texts: everything is held in memory. */
+/* dump_forward MODEL.gguf TOKENS.i32 OUT.f32 [EVICT.i32]: one forward pass over the token ids of a raw file, masked by
+ * the lifetimes [n_layer][n_kv_head][T] of another, and what it computed before anything is packed, for
+ * tests/parity/logits.py and masked.py: logits [T][n_vocab], attention rows [n_layer][n_head][T][T], lse
+ * [n_layer][n_head][T], one behind the other. For short texts: everything is held in memory. */
 #include "base/err.h"
 #include "base/mem.h"
 #include "tracer/cpu/cpu.h"
+#include "traces/kernels.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -49,16 +51,28 @@ static int read_tokens(const char *path, const model *m, int32_t **tokens, size_
     return *n ? 0 : err_set(ERR_DATA, "%s: no tokens", path);
 }
 
+/* Lifetimes, padded as the backend wants them. */
+static int read_lifetimes(const char *path, const model *m, size_t T, int32_t **evict_at) {
+    size_t units = (size_t)m->n_layer * (size_t)m->n_kv_head, stride = kernel_pad(T), n = 0;
+    FILE *in = fopen(path, "rb");
+    *evict_at = mem_new(units * stride, sizeof **evict_at, "lifetimes");
+    if (!in || !*evict_at) return err_set(ERR_DATA, "%s: cannot be opened", path);
+    for (size_t u = 0; u < units; u++) n += fread(*evict_at + u * stride, sizeof **evict_at, T, in);
+    fclose(in);
+    return n == units * T ? 0 : err_set(ERR_DATA, "%s: %zu lifetimes, want %zu", path, n, units * T);
+}
+
 static int run(char **argv) {
     dump d;
     pool *p;
     model *m;
     backend_state *s;
-    int32_t *tokens = NULL;
+    int32_t *tokens = NULL, *evict_at = NULL;
     TRY(pool_new(0, &p));
     TRY(model_open(argv[1], &m));
     TRY(cpu_backend.load(m, p, &s));
     TRY(read_tokens(argv[2], m, &tokens, &d.T));
+    if (argv[4]) TRY(read_lifetimes(argv[4], m, d.T, &evict_at));
     size_t heads = (size_t)m->n_layer * (size_t)m->n_head, n_logits = d.T * (size_t)m->n_vocab;
     size_t n = n_logits + heads * d.T * d.T + heads * d.T;
     d.m = m;
@@ -67,7 +81,7 @@ static int run(char **argv) {
     d.rows = d.logits + n_logits;
     d.lse = d.rows + heads * d.T * d.T;
     forward_sink sink = {.context = &d, .rows = take_rows, .layer = take_layer, .logits = take_logits};
-    TRY(cpu_backend.forward(s, tokens, (int32_t)d.T, NULL, &sink));
+    TRY(cpu_backend.forward(s, tokens, (int32_t)d.T, evict_at, &sink));
     FILE *out = fopen(argv[3], "wb");
     if (!out || fwrite(d.logits, sizeof(float), n, out) != n || fclose(out))
         return err_set(ERR_DATA, "%s: cannot be written", argv[3]);
@@ -75,7 +89,8 @@ static int run(char **argv) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) return fprintf(stderr, "usage: dump_forward MODEL.gguf TOKENS.i32 OUT.f32\n"), 2;
+    if (argc != 4 && argc != 5)
+        return fprintf(stderr, "usage: dump_forward MODEL.gguf TOKENS.i32 OUT.f32 [EVICT.i32]\n"), 2;
     int code = run(argv);
     if (code) fprintf(stderr, "dump_forward: %s\n", err_message());
     return code;
