@@ -1,7 +1,9 @@
 #include "analyze/analyze.h"
+#include "analyze/fidelity.h"
 #include "analyze/figures.h"
 #include "analyze/gnuplot.h"
 #include "analyze/results.h"
+#include "analyze/table.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/options.h"
@@ -10,12 +12,11 @@
 #include "base/text.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FORMATS = 8, MOST_KINDS = 16, TABLE_ROWS = 30, NAME_COLUMN_MOST = 40 };
+enum { MOST_FORMATS = 8, MOST_KINDS = 16 };
 
 typedef struct analyze {
     opt_list files;
@@ -27,6 +28,7 @@ typedef struct analyze {
     size_t n_kinds;
     results *results;
     size_t metric[RESULTS_METRICS], n_metrics;
+    fidelity_list fidelity;
     figure_list list;
     text written; /* paths, one a line */
     text failure; /* the first drawing that failed; the rest goes on */
@@ -91,7 +93,7 @@ static int read_options(analyze *a, int argc, char **argv) {
     a->formats = "png";
     const opt table[] = {
         {"output", 'o', OPT_TEXT, false, &a->folder, "DIR", "folder for the figures, made if it is not there", 0, 0},
-        {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", "lag, budget, retention (default: all)", 0, 0},
+        {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", "lag, budget, retention, fidelity (default: all)", 0, 0},
         {"format", 0, OPT_TEXT, true, &a->formats, "LIST", "png, svg, pdf, term (default: png)", 0, 0},
         {"lifetimes", 0, OPT_TEXT, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote, for retention", 0, 0},
         {"trace", 0, OPT_TEXT, true, &a->trace, "FILE.h5", "the trace, to mark where the prompt ends", 0, 0},
@@ -207,93 +209,6 @@ static int write_figure(analyze *a, const figure *f) {
     return 0;
 }
 
-/* ---- the table -------------------------------------------------------------------------------------------------- */
-
-/* qsort has no context, so rows bring the value to sort by. */
-typedef struct table_row {
-    const result *config;
-    double value;
-} table_row;
-
-static int compare_row(const void *pa, const void *pb) {
-    const table_row *a = pa, *b = pb;
-    if (isnan(a->value) || isnan(b->value)) return isnan(a->value) - isnan(b->value);
-    if (a->value != b->value) return a->value < b->value ? -1 : 1;
-    return (a->config > b->config) - (a->config < b->config); /* order of the file */
-}
-
-static int print_row(const analyze *a, const result *c, int width) {
-    char lag[32] = "";
-    char *name = result_series_name(a->results, c);
-    if (!name) return ERR_DATA;
-    if (c->lag >= 0) snprintf(lag, sizeof lag, "%.10g", c->lag);
-    printf("%-*s  %8s  %6s  %-8s", width, name, c->budget_asked, lag, c->pending);
-    for (size_t m = 0; m < a->n_metrics; m++) {
-        double value = c->metric[a->metric[m]];
-        if (isnan(value)) printf("  %10s", "");
-        else printf("  %10.4g", value);
-    }
-    printf("\n");
-    mem_free(name);
-    return 0;
-}
-
-/* Is there a better lag of the same policy at the same budget and pending? The earlier of two that tie stays. */
-static bool beaten(const analyze *a, const table_row *row) {
-    const results *r = a->results;
-    for (size_t i = 0; i < r->n_configs; i++) {
-        const result *c = &r->configs[i];
-        if (c == row->config || !result_same_series(c, row->config) ||
-            result_is_free(c) != result_is_free(row->config) ||
-            strcmp(c->budget_asked, row->config->budget_asked) != 0 || (c->lag < 0) != (row->config->lag < 0))
-            continue;
-        if (compare_row(&(table_row){c, c->metric[a->metric[0]]}, row) < 0) return true;
-    }
-    return false;
-}
-
-static int print_budget(const analyze *a, const char *asked, size_t most, int width, table_row *rows) {
-    const results *r = a->results;
-    size_t n = 0;
-    for (size_t i = 0; i < r->n_configs; i++) {
-        rows[n] = (table_row){&r->configs[i], r->configs[i].metric[a->metric[0]]};
-        n += strcmp(r->configs[i].budget_asked, asked) == 0 && !beaten(a, &rows[n]);
-    }
-    qsort(rows, n, sizeof *rows, compare_row);
-    for (size_t i = 0; i < n && i < most; i++) TRY(print_row(a, rows[i].config, width));
-    if (n > most) printf("%-*s  %8s  and %zu more\n", width, "...", asked, n - most);
-    return 0;
-}
-
-static int name_width(const analyze *a, int *width) {
-    *width = (int)strlen("policy");
-    for (size_t i = 0; i < a->results->n_configs; i++) {
-        char *name = result_series_name(a->results, &a->results->configs[i]);
-        if (!name) return ERR_DATA;
-        int n = (int)strlen(name);
-        if (n > *width) *width = n < NAME_COLUMN_MOST ? n : NAME_COLUMN_MOST;
-        mem_free(name);
-    }
-    return 0;
-}
-
-/* Best first within each budget; of a policy with a lag only the best one. */
-static int print_table(const analyze *a) {
-    const results *r = a->results;
-    size_t most = r->n_budgets < TABLE_ROWS ? TABLE_ROWS / r->n_budgets : 1;
-    int width;
-    TRY(name_width(a, &width));
-    table_row *rows = mem_new(r->n_configs, sizeof *rows, "table");
-    if (!rows) return ERR_DATA;
-    printf("%-*s  %8s  %6s  %-8s", width, "policy", "budget", "lag", "pending");
-    for (size_t m = 0; m < a->n_metrics; m++) printf("  %10s", results_metrics[a->metric[m]].column);
-    printf("\n");
-    int code = 0;
-    for (size_t b = 0; b < r->n_budgets && !code; b++) code = print_budget(a, r->budgets[b].asked, most, width, rows);
-    mem_free(rows);
-    return code;
-}
-
 /* ---- the command ------------------------------------------------------------------------------------------------ */
 
 static int read_inputs(analyze *a) {
@@ -310,17 +225,23 @@ static int read_inputs(analyze *a) {
     if (!a->n_metrics)
         return err_set(ERR_DATA, "%s: none of the columns dloss_est, kl_est, out_err and lost_mass holds a value",
                        a->files.item[0]);
+    return fidelity_join(r, &a->fidelity);
+}
+
+static int print_tables(const analyze *a) {
+    TRY(table_print(a->results, a->metric, a->n_metrics));
+    for (size_t i = 0; i < a->fidelity.n; i++) TRY(fidelity_print(&a->fidelity.item[i], a->results));
     return 0;
 }
 
 static int work(analyze *a, int argc, char **argv) {
     TRY(read_options(a, argc, argv));
     TRY(read_inputs(a));
-    figure_input in = {a->results, a->metric, a->n_metrics, a->lifetimes, a->trace};
+    figure_input in = {a->results, &a->fidelity, a->metric, a->n_metrics, a->lifetimes, a->trace};
     for (size_t k = 0; k < a->n_kinds; k++) TRY(a->kind[k]->collect(&in, &a->list));
     TRY(outfile_make_folder(a->folder));
     TRY(check_files(a));
-    TRY(print_table(a));
+    TRY(print_tables(a));
     for (size_t i = 0; i < a->list.n; i++) TRY(write_figure(a, &a->list.item[i]));
     if (a->written.n) printf("\n%s", a->written.data);
     return a->failure.n ? err_set(ERR_DATA, "%s", a->failure.data) : 0;
@@ -332,6 +253,7 @@ int cmd_analyze(int argc, char **argv) {
     if (!code && (fflush(stdout) != 0 || ferror(stdout)))
         code = err_set(ERR_DATA, "stdout: write failed: %s", strerror(errno));
     opt_list_free(&a.files);
+    fidelity_free(&a.fidelity);
     results_free(a.results);
     figure_list_free(&a.list);
     text_free(&a.written);

@@ -115,6 +115,10 @@ axis axis_over(const double *values, size_t n, size_t *left_out) {
         *left_out = zeros;
         return (axis){.lo = least_positive / pad, .hi = hi * pad, .log = true};
     }
+    if (lo < 0 && fmax(hi, -lo) >= 10 * AXIS_LINEAR_TO) {
+        axis a = {.lo = lo, .hi = fmax(hi, 0), .linear_to = AXIS_LINEAR_TO};
+        return (axis){.lo = axis_value(a, -0.06), .hi = axis_value(a, 1.06), .linear_to = AXIS_LINEAR_TO};
+    }
     if (!(hi > lo)) { /* one value, or none */
         double spread = isfinite(hi) && hi != 0 ? fabs(hi) / 2 : 1;
         return (axis){.lo = isfinite(lo) ? lo - spread : -1, .hi = isfinite(hi) ? hi + spread : 1};
@@ -123,8 +127,32 @@ axis axis_over(const double *values, size_t n, size_t *left_out) {
     return (axis){.lo = lo - 0.06 * (hi - lo), .hi = hi + 0.06 * (hi - lo)};
 }
 
+/* Along the paper, in any unit. */
+static double scaled(axis a, double value) {
+    return a.log ? log(value) : a.linear_to > 0 ? asinh(value / a.linear_to) : value;
+}
+
 double axis_place(axis a, double value) {
-    return a.log ? log(value / a.lo) / log(a.hi / a.lo) : (value - a.lo) / (a.hi - a.lo);
+    return (scaled(a, value) - scaled(a, a.lo)) / (scaled(a, a.hi) - scaled(a, a.lo));
+}
+
+double axis_value(axis a, double place) {
+    double at = scaled(a, a.lo) + place * (scaled(a, a.hi) - scaled(a, a.lo));
+    return a.log ? exp(at) : a.linear_to > 0 ? a.linear_to * sinh(at) : at;
+}
+
+/* How far beyond the end the value lies, cut to 0..most. On a logarithmic axis 0 and less lie beyond any end. */
+static double excess(double beyond, double most) {
+    return beyond >= most || isnan(beyond) ? most : fmax(beyond, 0);
+}
+
+axis axis_widen(axis a, double lo, double hi, double most) {
+    if (!(lo <= hi)) return a;
+    double below = excess(-axis_place(a, lo), most), above = excess(axis_place(a, hi) - 1, most);
+    axis wider = a;
+    if (below > 0) wider.lo = axis_value(a, -below);
+    if (above > 0) wider.hi = axis_value(a, 1 + above);
+    return wider;
 }
 
 static int add_tick(text *t, double value, bool number, bool minor) {
@@ -160,9 +188,27 @@ static int linear_ticks(text *t, axis a, bool numbers) {
     return 0;
 }
 
-int axis_add_y(text *t, axis a, bool numbers) {
-    TRY(text_add(t, "%s logscale y\nset yrange [%.10g:%.10g]\nset ytics (", a.log ? "set" : "unset", a.lo, a.hi));
-    TRY(a.log ? log_ticks(t, a, numbers) : linear_ticks(t, a, numbers));
+/* Numbers at 0 and the decades away from it, those below linear_to left out. */
+static int symmetric_ticks(text *t, axis a, bool numbers) {
+    TRY(add_tick(t, 0, numbers, false));
+    for (int sign = -1; sign <= 1; sign += 2)
+        for (int e = (int)ceil(log10(a.linear_to)); e <= (int)ceil(log10(fmax(a.hi, -a.lo))); e++)
+            for (int k = 1; k <= 9; k++) {
+                double value = sign * k * pow(10, e);
+                if (value >= a.lo && value <= a.hi) TRY(add_tick(t, value, numbers, k > 1));
+            }
+    return 0;
+}
+
+int axis_add(text *t, char which, axis a, bool numbers) {
+    TRY(text_add(t, "unset nonlinear %c\n%s logscale %c\n", which, a.log ? "set" : "unset", which));
+    if (a.linear_to > 0)
+        TRY(text_add(t, "set nonlinear %c via asinh(%c / %g) inverse %g * sinh(%c)\n", which, which, a.linear_to,
+                     a.linear_to, which));
+    TRY(text_add(t, "set %crange [%.10g:%.10g]\nset %ctics (", which, a.lo, a.hi, which));
+    TRY(a.log             ? log_ticks(t, a, numbers)
+        : a.linear_to > 0 ? symmetric_ticks(t, a, numbers)
+                          : linear_ticks(t, a, numbers));
     return text_add(t, ")\n");
 }
 

@@ -31,17 +31,27 @@ int canvas_quote_title(text *t, const char *subject, const results *r);
 typedef struct axis {
     double lo, hi;
     bool log;
+    double linear_to; /* > 0: places are asinh(value / linear_to), linear around 0 and logarithmic away from it */
 } axis;
 
+/* linear_to of axes that must show values of both signs: what a loss change (nats/token) must be to mean something. */
+#define AXIS_LINEAR_TO 0.003
+
 /* The axis that shows n values (NaN ignored). Logarithmic where all are positive, zeros apart, and they span a decade
- * or more; *left_out then counts the zeros, which it cannot show. A linear one begins at 0 where that costs little. */
+ * or more; *left_out then counts the zeros, which it cannot show. Linear around 0 where some are negative and some ten
+ * times AXIS_LINEAR_TO away from it. A linear one begins at 0 where that costs little. */
 axis axis_over(const double *values, size_t n, size_t *left_out);
 
 /* Where on the axis a value lies: 0 at lo, 1 at hi. */
 double axis_place(axis a, double value);
+double axis_value(axis a, double place); /* the inverse */
 
-/* "set yrange ...", "set logscale y" where needed, and ticks, with their numbers or without. */
-int axis_add_y(text *t, axis a, bool numbers);
+/* Make room for values from lo to hi beyond the axis, at either end at most `most` of its length. Unchanged where lo
+ * is not <= hi. */
+axis axis_widen(axis a, double lo, double hi, double most);
+
+/* "set yrange ...", the scale, and ticks, with their numbers or without; `which` is 'x' or 'y'. */
+int axis_add(text *t, char which, axis a, bool numbers);
 
 /* Write what the y axis shows along the left edge, `middle` of the height up. Not as gnuplot's ylabel: each terminal
  * puts that elsewhere. A text terminal has no room for it. */

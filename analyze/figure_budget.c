@@ -15,6 +15,7 @@
 #define HEIGHT 2.6
 #define BOTTOM 0.17
 #define TOP 0.92
+#define LANE_STEP 0.009 /* of the x axis */
 enum { MOST_CURVES = 18, MOST_LABEL = 22 };
 
 typedef struct curve {
@@ -25,7 +26,15 @@ typedef struct curve {
     double last_x, last_y;      /* its right end */
     double least_lag, most_lag; /* chosen; -1: none */
     size_t n_points;
+    bool bars;   /* some of its points have an interval */
+    size_t lane; /* of its error bars: how many steps to the left of its points */
 } curve;
+
+/* An error bar. */
+typedef struct bar {
+    size_t curve;
+    double x, lo, hi;
+} bar;
 
 typedef struct budget_plot {
     const figure_input *in;
@@ -35,6 +44,10 @@ typedef struct budget_plot {
     size_t n_curves, capacity;
     double *values; /* everything drawn, for the axis */
     size_t n_values, values_capacity;
+    bar *bars;
+    size_t n_bars, bars_capacity;
+    double lo, hi; /* of the bars */
+    size_t lanes;
     bool share; /* the axis shows shares of the sequence, not entries */
 } budget_plot;
 
@@ -68,6 +81,16 @@ static const result *best(const budget_plot *p, const result *series, const char
     return found;
 }
 
+static int add_interval(budget_plot *p, curve *c, double lo, double hi) {
+    if (isnan(lo)) return text_add(&p->figure->data, " nan nan");
+    TRY(mem_grow((void **)&p->bars, &p->bars_capacity, p->n_bars + 1, sizeof *p->bars, "intervals"));
+    p->bars[p->n_bars++] = (bar){(size_t)(c - p->curves), c->last_x, lo, hi};
+    c->bars = true;
+    p->lo = fmin(p->lo, lo);
+    p->hi = fmax(p->hi, hi);
+    return text_add(&p->figure->data, " %.10g %.10g", lo, hi);
+}
+
 static int add_point(budget_plot *p, curve *c, const result *at) {
     double value = at->metric[p->metric];
     TRY(mem_grow((void **)&p->values, &p->values_capacity, p->n_values + 1, sizeof *p->values, "values"));
@@ -79,13 +102,16 @@ static int add_point(budget_plot *p, curve *c, const result *at) {
     c->n_points++;
     TRY(text_add(&p->figure->data, "%.10g %.10g ", c->last_x, at->budget));
     TRY(at->lag < 0 ? text_add(&p->figure->data, "-") : text_add(&p->figure->data, "%.10g", at->lag));
-    return text_add(&p->figure->data, " %.10g\n", value);
+    TRY(text_add(&p->figure->data, " %.10g", value));
+    if (results_metrics[p->metric].lo) TRY(add_interval(p, c, at->lo[p->metric], at->hi[p->metric]));
+    return text_add(&p->figure->data, "\n");
 }
 
 static int begin_curve(budget_plot *p, curve *c) {
     text columns = {0};
-    int code =
-        text_add(&columns, "%s budget lag %s", p->share ? "percent" : "entries", results_metrics[p->metric].column);
+    const results_metric *m = &results_metrics[p->metric];
+    int code = text_add(&columns, "%s budget lag %s", p->share ? "percent" : "entries", m->column);
+    if (!code && m->lo) code = text_add(&columns, " %s %s", m->lo, m->hi);
     if (!code) code = canvas_block(p->figure, c->name, columns.data, &c->index);
     text_free(&columns);
     return code;
@@ -158,9 +184,10 @@ static int add_budget_axis(budget_plot *p) {
     const results *r = p->in->results;
     for (size_t i = 0; i < r->n_configs; i++) lo = fmin(lo, budget_x(p, &r->configs[i]));
     axis x = {.lo = lo, .hi = hi > lo ? hi : lo + 1, .log = hi >= 4 * lo};
-    double pad = x.log ? pow(hi / lo, 0.04) : 0.04 * (x.hi - x.lo);
+    TRY(text_add(t, x.log ? "left(v, share) = v / %.10g ** share\n" : "left(v, share) = v - %.10g * share\n",
+                 x.log ? x.hi / x.lo : x.hi - x.lo));
     TRY(text_add(t, "%s logscale x\nset xrange [%.10g:%.10g]\nset xtics (", x.log ? "set" : "unset",
-                 x.log ? x.lo / pad : x.lo - pad, x.hi));
+                 axis_value(x, -fmax(0.04, LANE_STEP * (double)p->lanes)), x.hi));
     for (size_t b = 0; b < r->n_budgets; b++)
         for (size_t i = 0; i < r->n_configs; i++) {
             if (strcmp(r->configs[i].budget_asked, r->budgets[b].asked) != 0) continue;
@@ -218,13 +245,62 @@ static int add_labels(budget_plot *p, axis y, size_t *longest) {
     return 0;
 }
 
+/* Is a bar of curve i in the way of one of an earlier curve in this lane? */
+static bool lane_taken(const budget_plot *p, size_t i, size_t lane) {
+    for (size_t a = 0; a < p->n_bars; a++)
+        for (size_t b = 0; p->bars[a].curve == i && b < p->n_bars; b++) {
+            const bar *one = &p->bars[a], *other = &p->bars[b];
+            if (other->curve < i && p->curves[other->curve].lane == lane && one->x == other->x &&
+                one->lo <= other->hi && other->lo <= one->hi)
+                return true;
+        }
+    return false;
+}
+
+/* Bars stand at their points where they can, else to the left of them, so that no two overlap. */
+static void choose_lanes(budget_plot *p) {
+    for (size_t i = 0; i < p->n_curves; i++) {
+        curve *c = &p->curves[i];
+        while (lane_taken(p, i, c->lane)) c->lane++;
+        if (c->lane >= p->lanes) p->lanes = c->lane + 1;
+    }
+}
+
+/* 90 % intervals, cut at the axis. A text terminal has no room for them: the loop runs not once there. */
+static int add_bars(budget_plot *p, axis y, const char **comma) {
+    text *t = &p->figure->script;
+    const results_metric *m = &results_metrics[p->metric];
+    TRY(text_add(t, "cut(v) = v < %.10g ? %.10g : v > %.10g ? %.10g : v\n", y.lo, y.lo, y.hi, y.hi));
+    for (size_t i = 0; i < p->n_curves; i++) {
+        const curve *c = &p->curves[i];
+        if (!c->bars) continue;
+        TRY(text_add(t,
+                     "%sfor [k=1:paper] data index %zu using (left(column('%s'), %g)):(cut(column('%s'))):(0):"
+                     "(cut(column('%s')) - cut(column('%s'))) with vectors nohead linewidth 0.5 linecolor '%s'",
+                     *comma, c->index, p->share ? "percent" : "entries", LANE_STEP * (double)c->lane, m->lo, m->hi,
+                     m->lo, colour_of(c)));
+        *comma = ", \\\n    ";
+    }
+    return 0;
+}
+
+static int add_note(budget_plot *p) {
+    bool lag = false;
+    for (size_t i = 0; i < p->n_curves; i++) lag |= p->curves[i].most_lag >= 0;
+    if (!lag && !p->n_bars) return 0;
+    TRY(text_add(&p->figure->script, "set label (paper ? '%s' : '').'%s%s' ", p->n_bars ? "bars: 90 %" : "",
+                 p->n_bars && lag ? "; " : "", lag ? "lag: the best at each budget" : ""));
+    return text_add(&p->figure->script, "at screen 0.985, screen 0.04 right font ',5.5' textcolor '#606060'\n");
+}
+
 static int write_script(budget_plot *p) {
     text *t = &p->figure->script;
     const char *x = p->share ? "percent" : "entries";
     size_t left_out, longest;
     axis y = axis_over(p->values, p->n_values, &left_out);
     if (left_out) say("%s: %zu values are 0 and have no place on the logarithmic axis", p->figure->name, left_out);
-    TRY(axis_add_y(t, y, true));
+    y = axis_widen(y, p->lo, p->hi, 0.2);
+    TRY(axis_add(t, 'y', y, true));
     TRY(add_budget_axis(p));
     TRY(add_labels(p, y, &longest));
     TRY(axis_add_y_label(t, results_metrics[p->metric].axis, (BOTTOM + TOP) / 2));
@@ -235,28 +311,28 @@ static int write_script(budget_plot *p) {
                  left, right, TOP, BOTTOM));
     TRY(canvas_quote_title(t, results_metrics[p->metric].brief, p->in->results));
     TRY(text_add(t, " at screen %.4f, screen 0.965 left font ',7'\n", left));
+    TRY(add_note(p));
+    const char *comma = "plot ";
+    TRY(add_bars(p, y, &comma));
     for (size_t i = 0; i < p->n_curves; i++) {
-        if (p->curves[i].most_lag < 0) continue;
-        TRY(text_add(t, "set label 'lag: the best at each budget' at screen 0.985, screen 0.04 right font ',5.5' "
-                        "textcolor '#606060'\n"));
-        break;
-    }
-    for (size_t i = 0; i < p->n_curves; i++) {
-        TRY(text_add(t, "%sdata index %zu using '%s':'%s' with linespoints ", i ? ", \\\n    " : "plot ",
-                     p->curves[i].index, x, results_metrics[p->metric].column));
+        TRY(text_add(t, "%sdata index %zu using '%s':'%s' with linespoints ", comma, p->curves[i].index, x,
+                     results_metrics[p->metric].column));
         TRY(add_look(t, &p->curves[i]));
+        comma = ", \\\n    ";
     }
     return text_add(t, "\n");
 }
 
 static int draw_metric(const figure_input *in, figure_list *list, size_t metric) {
-    budget_plot p = {.in = in, .metric = metric, .share = all_shares(in->results)};
+    budget_plot p = {.in = in, .metric = metric, .lo = INFINITY, .hi = -INFINITY, .share = all_shares(in->results)};
     int code = canvas_new(list, (const char *[]){"budget", results_metrics[metric].column}, 2, HEIGHT, &p.figure);
     if (!code) code = collect(&p);
+    if (!code) choose_lanes(&p);
     if (!code) code = write_script(&p);
     for (size_t i = 0; i < p.n_curves; i++) mem_free(p.curves[i].name);
     mem_free(p.curves);
     mem_free(p.values);
+    mem_free(p.bars);
     return code;
 }
 

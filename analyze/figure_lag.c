@@ -33,6 +33,7 @@ typedef struct line {
     line_kind kind;
     size_t budget; /* index in results.budgets */
     bool free;     /* panel */
+    bool band;     /* some of its points have an interval */
     size_t index;  /* block of the data file */
     double end;    /* last value */
 } line;
@@ -47,6 +48,7 @@ typedef struct lag_plot {
     size_t n_lines, capacity;
     double *values; /* everything drawn, for the axis */
     size_t n_values, values_capacity;
+    double lo, hi; /* of the bands */
     double last_lag;
     bool panel[2];                    /* which are drawn: charged, free */
     const result *filter, *hindsight; /* one of those drawn, for the legend; NULL if none */
@@ -98,10 +100,20 @@ static int add_point(lag_plot *p, double lag, const result *c) {
     double value = c->metric[p->metric];
     TRY(mem_grow((void **)&p->values, &p->values_capacity, p->n_values + 1, sizeof *p->values, "values"));
     p->values[p->n_values++] = value;
-    p->lines[p->n_lines - 1].end = value;
+    line *l = &p->lines[p->n_lines - 1];
+    l->end = value;
     p->last_lag = fmax(p->last_lag, lag);
-    return text_add(&p->figure->data, "%.10g %.10g %.10g \"%s\"\n", lag, position(lag), value,
-                    strchr(c->spec, '"') ? "" : c->spec);
+    TRY(text_add(&p->figure->data, "%.10g %.10g %.10g", lag, position(lag), value));
+    if (results_metrics[p->metric].lo) {
+        double lo = c->lo[p->metric], hi = c->hi[p->metric];
+        TRY(isnan(lo) ? text_add(&p->figure->data, " nan nan") : text_add(&p->figure->data, " %.10g %.10g", lo, hi));
+        if (l->kind == POLICY && !isnan(lo)) {
+            l->band = true;
+            p->lo = fmin(p->lo, lo);
+            p->hi = fmax(p->hi, hi);
+        }
+    }
+    return text_add(&p->figure->data, " \"%s\"\n", strchr(c->spec, '"') ? "" : c->spec);
 }
 
 static int begin_line(lag_plot *p, line_kind kind, size_t budget, bool is_free) {
@@ -112,7 +124,10 @@ static int begin_line(lag_plot *p, line_kind kind, size_t budget, bool is_free) 
     text comment = {0}, columns = {0};
     int code = text_add(&comment, "%s, budget %s, pending %s", kind == POLICY ? p->name : names[kind],
                         p->in->results->budgets[budget].asked, is_free ? "free" : "charged");
-    if (!code) code = text_add(&columns, "lag position %s spec", results_metrics[p->metric].column);
+    const results_metric *m = &results_metrics[p->metric];
+    if (!code) code = text_add(&columns, "lag position %s", m->column);
+    if (!code && m->lo) code = text_add(&columns, " %s %s", m->lo, m->hi);
+    if (!code) code = text_add(&columns, " spec");
     if (!code) code = canvas_block(p->figure, comment.data, columns.data, &l->index);
     text_free(&comment);
     text_free(&columns);
@@ -233,9 +248,27 @@ static int add_legend(lag_plot *p, double left, double right) {
     return 0;
 }
 
-static int add_plot(lag_plot *p, bool is_free) {
+/* The policy's 90 % intervals, cut at the axis. A text terminal has no shades: the loop runs not once there. */
+static int add_bands(lag_plot *p, bool is_free, const char **comma) {
+    text *t = &p->figure->script;
+    const results_metric *m = &results_metrics[p->metric];
+    for (size_t i = 0; i < p->n_lines; i++) {
+        const line *l = &p->lines[i];
+        if (!l->band || l->free != is_free) continue;
+        TRY(text_add(t,
+                     "%sfor [k=1:paper] data index %zu using 'position':(cut(column('%s'))):(cut(column('%s'))) "
+                     "with filledcurves fillstyle transparent solid 0.13 noborder linecolor '%s'",
+                     *comma, l->index, m->lo, m->hi, canvas_colour(l->budget)));
+        *comma = ", \\\n    ";
+    }
+    return 0;
+}
+
+static int add_plot(lag_plot *p, bool is_free, axis y) {
     text *t = &p->figure->script;
     const char *comma = "plot ";
+    TRY(text_add(t, "cut(v) = v < %.10g ? %.10g : v > %.10g ? %.10g : v\n", y.lo, y.lo, y.hi, y.hi));
+    TRY(add_bands(p, is_free, &comma));
     for (line_kind kind = 0; kind < LINE_KINDS; kind++)
         for (size_t i = 0; i < p->n_lines; i++) {
             const line *l = &p->lines[i];
@@ -254,8 +287,8 @@ static int add_panel(lag_plot *p, bool is_free, axis y, double left, double righ
     TRY(text_add(t, "set lmargin at screen %.4f\nset rmargin at screen %.4f\n", left, right));
     TRY(text_add(t, "set title 'pending %s' font ',6.5' offset 0,-0.7\n", is_free ? "free" : "charged"));
     if (is_free == p->panel[1]) TRY(add_budget_labels(p, y));
-    TRY(add_plot(p, is_free));
-    TRY(axis_add_y(t, y, false)); /* a second panel shares the axis */
+    TRY(add_plot(p, is_free, y));
+    TRY(axis_add(t, 'y', y, false)); /* a second panel shares the axis */
     return text_add(t, "unset label\nunset arrow\n");
 }
 
@@ -263,10 +296,11 @@ static int write_script(lag_plot *p) {
     text *t = &p->figure->script;
     size_t left_out;
     axis y = axis_over(p->values, p->n_values, &left_out);
+    y = axis_widen(y, p->lo, p->hi, 0.2);
     bool both = p->panel[0] && p->panel[1];
     double left = 0.15, right = 0.91, gap = 0.035, middle = (left + right) / 2;
     if (left_out) say("%s: %zu values are 0 and have no place on the logarithmic axis", p->figure->name, left_out);
-    TRY(axis_add_y(t, y, true));
+    TRY(axis_add(t, 'y', y, true));
     TRY(add_lag_axis(t, p->last_lag, both));
     TRY(add_legend(p, left, right));
     TRY(axis_add_y_label(t, results_metrics[p->metric].axis, (BOTTOM + TOP) / 2));
@@ -276,7 +310,11 @@ static int write_script(lag_plot *p) {
                  "set label (paper ? '' : '%s, ').",
                  TOP, BOTTOM, middle, results_metrics[p->metric].brief));
     TRY(canvas_quote_title(t, p->name, p->in->results));
-    TRY(text_add(t, " at screen %g, screen 0.965 left font ',7'\nset multiplot\n", left));
+    TRY(text_add(t, " at screen %g, screen 0.965 left font ',7'\n", left));
+    if (p->lo <= p->hi)
+        TRY(text_add(t, "if (paper) set label 'shaded: 90 %% interval' at screen 0.985, screen 0.04 right font ',5.5' "
+                        "textcolor '#606060'\n"));
+    TRY(text_add(t, "set multiplot\n"));
     if (p->panel[0]) TRY(add_panel(p, false, y, left, both ? middle - gap / 2 : right));
     if (p->panel[1]) TRY(add_panel(p, true, y, both ? middle + gap / 2 : left, right));
     return text_add(t, "unset multiplot\n");
@@ -287,7 +325,7 @@ static int write_script(lag_plot *p) {
 static int draw_metric(const figure_input *in, figure_list *list, const result *series, const char *name,
                        size_t metric) {
     const results *r = in->results;
-    lag_plot p = {.in = in, .series = series, .name = name, .metric = metric};
+    lag_plot p = {.in = in, .series = series, .name = name, .metric = metric, .lo = INFINITY, .hi = -INFINITY};
     for (size_t i = 0; i < r->n_configs; i++)
         if (result_same_series(&r->configs[i], series) && !isnan(r->configs[i].metric[metric]))
             p.panel[result_is_free(&r->configs[i])] = true;

@@ -2,6 +2,7 @@
  * touches the disk or runs gnuplot, so all names are known before the first byte is written. */
 #pragma once
 
+#include "analyze/fidelity.h"
 #include "analyze/results.h"
 #include "base/text.h"
 
@@ -24,7 +25,8 @@ void figure_list_free(figure_list *list);
 
 typedef struct figure_input {
     const results *results;
-    const size_t *metrics; /* n_metrics indices into results_metrics, the most telling first */
+    const fidelity_list *fidelity; /* empty without truths */
+    const size_t *metrics;         /* n_metrics indices into results_metrics, the most telling first */
     size_t n_metrics;
     const char *lifetimes; /* path, or NULL */
     const char *trace;     /* path, or NULL */
@@ -45,3 +47,6 @@ int figure_budget(const figure_input *in, figure_list *list);
 
 /* Which entries stay visible, for up to four configurations of a lifetimes file. */
 int figure_retention(const figure_input *in, figure_list *list);
+
+/* Estimates against truths, one figure for each mode of the true reruns. */
+int figure_fidelity(const figure_input *in, figure_list *list);

@@ -9,10 +9,15 @@
 #include <string.h>
 
 const results_metric results_metrics[RESULTS_METRICS] = {
-    {"dloss_est", "estimated loss change (nats/token)", "loss change", true},
-    {"kl_est", "estimated KL to the full cache (nats/token)", "KL", true},
-    {"out_err", "output error (mean over layers and steps)", "output error", false},
-    {"lost_mass", "lost attention mass (mean over heads and steps)", "lost mass", false},
+    [DLOSS_EST] = {"dloss_est", "dloss_lo", "dloss_hi", "estimated loss change (nats/token)", "loss change",
+                   METRIC_LOSS},
+    [KL_EST] = {"kl_est", "kl_lo", "kl_hi", "estimated KL to the full cache (nats/token)", "KL", METRIC_LOSS},
+    [OUT_ERR] = {"out_err", NULL, NULL, "output error (mean over layers and steps)", "output error",
+                 METRIC_DISTURBANCE},
+    [LOST_MASS] = {"lost_mass", NULL, NULL, "lost attention mass (mean over heads and steps)", "lost mass",
+                   METRIC_DISTURBANCE},
+    [DLOSS_FIRST] = {"dloss_first", NULL, NULL, "first-order loss change (nats/token)", "first order", METRIC_PART},
+    [FISHER] = {"fisher", NULL, NULL, "Fisher term (nats/token)", "Fisher term", METRIC_PART},
 };
 
 /* Columns of text. Two rows with equal keys are the same configuration; a series is what is equal but for budget, lag
@@ -44,20 +49,36 @@ static const char *text_of(const result *r, size_t i) {
 /* One file being read, and where its columns are. */
 typedef struct reader {
     csv file;
-    size_t text_column[N_TEXTS], budget_column, lag_column, metric_column[RESULTS_METRICS];
+    size_t text_column[N_TEXTS], budget_column, lag_column;
+    size_t metric_column[RESULTS_METRICS], lo_column[RESULTS_METRICS], hi_column[RESULTS_METRICS];
+    bool is_truth;
+    size_t mode_column, true_dloss_column, true_kl_column;
 } reader;
+
+static size_t find(const reader *f, const char *column) {
+    return column ? csv_find(&f->file, column) : CSV_ABSENT;
+}
 
 static int find_columns(reader *f) {
     for (size_t i = 0; i < N_TEXTS; i++)
         if (texts[i].needed) TRY(csv_need(&f->file, texts[i].column, &f->text_column[i]));
-        else f->text_column[i] = csv_find(&f->file, texts[i].column);
+        else f->text_column[i] = find(f, texts[i].column);
     TRY(csv_need(&f->file, "budget", &f->budget_column));
     TRY(csv_need(&f->file, "lag", &f->lag_column));
-    for (size_t i = 0; i < RESULTS_METRICS; i++) f->metric_column[i] = csv_find(&f->file, results_metrics[i].column);
+    if (f->is_truth) {
+        f->mode_column = find(f, "mode");
+        TRY(csv_need(&f->file, "true_dloss", &f->true_dloss_column));
+        return csv_need(&f->file, "true_kl", &f->true_kl_column);
+    }
+    for (size_t m = 0; m < RESULTS_METRICS; m++) {
+        f->metric_column[m] = find(f, results_metrics[m].column);
+        f->lo_column[m] = find(f, results_metrics[m].lo);
+        f->hi_column[m] = find(f, results_metrics[m].hi);
+    }
     return 0;
 }
 
-static int read_row(const reader *f, result *r) {
+static int read_key(const reader *f, result *r) {
     const csv *c = &f->file;
     r->line = c->line;
     for (size_t i = 0; i < N_TEXTS; i++)
@@ -65,44 +86,88 @@ static int read_row(const reader *f, result *r) {
             f->text_column[i] == CSV_ABSENT ? "" : c->field[f->text_column[i]];
     TRY(csv_number(c, f->budget_column, 1, &r->budget));
     r->lag = -1;
-    if (*c->field[f->lag_column]) TRY(csv_number(c, f->lag_column, 0, &r->lag));
-    for (size_t i = 0; i < RESULTS_METRICS; i++) {
-        r->metric[i] = NAN;
-        if (f->metric_column[i] != CSV_ABSENT && *c->field[f->metric_column[i]])
-            TRY(csv_number(c, f->metric_column[i], -INFINITY, &r->metric[i]));
+    return *c->field[f->lag_column] ? csv_number(c, f->lag_column, 0, &r->lag) : 0;
+}
+
+/* NaN where the column or the value is not there. */
+static int read_optional(const csv *c, size_t column, double *out) {
+    *out = NAN;
+    return column == CSV_ABSENT || !*c->field[column] ? 0 : csv_number(c, column, -INFINITY, out);
+}
+
+static int read_metrics(const reader *f, result *r) {
+    for (size_t m = 0; m < RESULTS_METRICS; m++) {
+        TRY(read_optional(&f->file, f->metric_column[m], &r->metric[m]));
+        TRY(read_optional(&f->file, f->lo_column[m], &r->lo[m]));
+        TRY(read_optional(&f->file, f->hi_column[m], &r->hi[m]));
+        if (r->lo[m] > r->hi[m])
+            return err_set(ERR_DATA, "%s:%zu: %s %g is above %s %g", f->file.path, r->line, results_metrics[m].lo,
+                           r->lo[m], results_metrics[m].hi, r->hi[m]);
+        if (isnan(r->lo[m]) || isnan(r->hi[m])) r->lo[m] = r->hi[m] = NAN;
     }
     return 0;
 }
 
-static int read_rows(reader *f, size_t file, results *r, size_t *capacity) {
-    size_t before = r->n_rows;
-    bool more;
-    TRY(find_columns(f));
-    for (;;) {
-        TRY(csv_next(&f->file, &more));
-        if (!more) break;
-        TRY(mem_grow((void **)&r->rows, capacity, r->n_rows + 1, sizeof *r->rows, "results"));
-        r->rows[r->n_rows].file = file;
-        TRY(read_row(f, &r->rows[r->n_rows]));
-        r->n_rows++;
-    }
-    return r->n_rows > before ? 0 : err_set(ERR_DATA, "%s: no data rows", f->file.path);
+static bool is_full(const result *r) {
+    return strcmp(r->policy, "full") == 0;
 }
 
-static int read_results(const char *path, size_t file, results *r, size_t *capacity) {
-    reader f;
-    int code = csv_open(path, "results", &f.file);
-    if (!code) code = read_rows(&f, file, r, capacity);
-    r->file_text[file] = csv_keep(&f.file);
+/* A true KL that should be 0 may come out below it by a rounding. */
+static int read_truth(const reader *f, result_truth *t) {
+    TRY(read_key(f, &t->key));
+    t->mode = f->mode_column == CSV_ABSENT ? "" : f->file.field[f->mode_column];
+    TRY(csv_number(&f->file, f->true_dloss_column, -INFINITY, &t->dloss));
+    return csv_number(&f->file, f->true_kl_column, -INFINITY, &t->kl);
+}
+
+/* What the files' rows are collected in. */
+typedef struct collected {
+    results *r;
+    size_t rows, truths; /* room for so many */
+} collected;
+
+static int add_row(const reader *f, size_t file, collected *to) {
+    results *r = to->r;
+    TRY(mem_grow((void **)&r->rows, &to->rows, r->n_rows + 1, sizeof *r->rows, "results"));
+    result *row = &r->rows[r->n_rows];
+    row->file = file;
+    TRY(read_key(f, row));
+    TRY(read_metrics(f, row));
+    r->n_rows++;
+    return 0;
+}
+
+static int add_truth(const reader *f, size_t file, collected *to) {
+    results *r = to->r;
+    TRY(mem_grow((void **)&r->truths, &to->truths, r->n_truths + 1, sizeof *r->truths, "truths"));
+    result_truth *truth = &r->truths[r->n_truths];
+    truth->key.file = file;
+    TRY(read_truth(f, truth));
+    r->n_truths += !is_full(&truth->key);
+    return 0;
+}
+
+static int read_rows(reader *f, size_t file, collected *to) {
+    f->is_truth = csv_has_comment(&f->file, "# kvlag truth") || find(f, "true_kl") != CSV_ABSENT;
+    to->r->uncalibrated |= !f->is_truth && csv_has_comment(&f->file, "# calibration: uncalibrated");
+    TRY(find_columns(f));
+    for (bool any = false, more;; any = true) {
+        TRY(csv_next(&f->file, &more));
+        if (!more) return any ? 0 : err_set(ERR_DATA, "%s: no data rows", f->file.path);
+        TRY(f->is_truth ? add_truth(f, file, to) : add_row(f, file, to));
+    }
+}
+
+static int read_file(const char *path, size_t file, collected *to) {
+    reader f = {0};
+    int code = csv_open(path, NULL, &f.file);
+    if (!code) code = read_rows(&f, file, to);
+    to->r->file_text[file] = csv_keep(&f.file);
     csv_close(&f.file);
     return code;
 }
 
 /* ---- configurations --------------------------------------------------------------------------------------------- */
-
-static bool is_full(const result *r) {
-    return strcmp(r->policy, "full") == 0;
-}
 
 static int compare_config(const result *a, const result *b) {
     for (size_t i = 0; i < N_TEXTS; i++) {
@@ -118,10 +183,14 @@ static int compare_sequence(const void *pa, const void *pb) {
     return c ? c : strcmp(a->seq, b->seq);
 }
 
+int result_compare(const result *a, const result *b) {
+    int c = compare_config(a, b);
+    return c ? c : compare_sequence(&a, &b);
+}
+
 static int compare_row(const void *pa, const void *pb) {
     const result *a = *(const result *const *)pa, *b = *(const result *const *)pb;
-    int c = compare_config(a, b);
-    if (!c) c = compare_sequence(pa, pb);
+    int c = result_compare(a, b);
     return c ? c : (a > b) - (a < b);
 }
 
@@ -135,7 +204,7 @@ static int compare_place(const void *pa, const void *pb) {
 static int refuse_duplicates(const results *r, const result *const *sorted, const char *const *paths) {
     for (size_t i = 1; i < r->n_rows; i++) {
         const result *a = sorted[i - 1], *b = sorted[i];
-        if (!is_full(a) && compare_config(a, b) == 0 && compare_sequence(&a, &b) == 0)
+        if (!is_full(a) && result_compare(a, b) == 0)
             return err_set(ERR_DATA, "%s:%zu: the same configuration as %s:%zu (%s, budget %s, trace %s, seq %s)",
                            paths[b->file], b->line, paths[a->file], a->line, b->spec, b->budget_asked, b->trace,
                            b->seq);
@@ -143,7 +212,8 @@ static int refuse_duplicates(const results *r, const result *const *sorted, cons
     return 0;
 }
 
-/* The mean of n rows of one configuration. It takes the place of the earliest of them. */
+/* The mean of n rows of one configuration. It takes the place of the earliest of them. So do the ends of its intervals:
+ * what is wrong with a calibration is wrong in all sequences alike, so no root of n makes them narrower. */
 static result mean_of(const result *const *row, size_t n) {
     result mean = *row[0];
     mean.trace = mean.seq = "";
@@ -153,10 +223,18 @@ static result mean_of(const result *const *row, size_t n) {
             mean.line = row[i]->line;
         }
         mean.budget += row[i]->budget;
-        for (size_t m = 0; m < RESULTS_METRICS; m++) mean.metric[m] += row[i]->metric[m];
+        for (size_t m = 0; m < RESULTS_METRICS; m++) {
+            mean.metric[m] += row[i]->metric[m];
+            mean.lo[m] += row[i]->lo[m];
+            mean.hi[m] += row[i]->hi[m];
+        }
     }
     mean.budget /= (double)n;
-    for (size_t m = 0; m < RESULTS_METRICS; m++) mean.metric[m] /= (double)n;
+    for (size_t m = 0; m < RESULTS_METRICS; m++) {
+        mean.metric[m] /= (double)n;
+        mean.lo[m] /= (double)n;
+        mean.hi[m] /= (double)n;
+    }
     return mean;
 }
 
@@ -208,11 +286,14 @@ static int make_configs(results *r, const char *const *paths) {
 int results_read(const char *const *paths, size_t n, results **out) {
     results *r = mem_new(1, sizeof *r, "results");
     if (!r) return ERR_DATA;
-    size_t capacity = 0;
+    collected to = {.r = r};
     r->n_files = n;
+    r->paths = paths;
     r->file_text = mem_new(n, sizeof *r->file_text, "results");
     int code = r->file_text ? 0 : ERR_DATA;
-    for (size_t i = 0; i < n && !code; i++) code = read_results(paths[i], i, r, &capacity);
+    for (size_t i = 0; i < n && !code; i++) code = read_file(paths[i], i, &to);
+    if (!code && !r->n_rows)
+        code = err_set(ERR_DATA, "%s: true reruns only; give the results of kvlag sim beside them", paths[0]);
     if (!code) code = make_configs(r, paths);
     if (code) results_free(r);
     else *out = r;
@@ -224,6 +305,7 @@ void results_free(results *r) {
     for (size_t i = 0; r->file_text && i < r->n_files; i++) mem_free(r->file_text[i]);
     mem_free(r->file_text);
     mem_free(r->rows);
+    mem_free(r->truths);
     mem_free(r->configs);
     mem_free(r->budgets);
     mem_free(r);
@@ -232,12 +314,12 @@ void results_free(results *r) {
 /* ---- questions -------------------------------------------------------------------------------------------------- */
 
 size_t results_pick_metrics(const results *r, size_t out[RESULTS_METRICS]) {
-    for (int loss = 1; loss >= 0; loss--) {
+    for (metric_kind kind = METRIC_LOSS; kind <= METRIC_DISTURBANCE; kind++) {
         size_t n = 0;
         for (size_t m = 0; m < RESULTS_METRICS; m++) {
             bool any = false;
             for (size_t i = 0; i < r->n_configs; i++) any |= !isnan(r->configs[i].metric[m]);
-            if (any && results_metrics[m].loss == (bool)loss) out[n++] = m;
+            if (any && results_metrics[m].kind == kind) out[n++] = m;
         }
         if (n) return n;
     }

@@ -1,21 +1,25 @@
-/* Results tables (DESIGN section 8): the CSV files `kvlag sim` writes, read by column name.
+/* Results tables (DESIGN section 8): the CSV files that `kvlag sim` writes, and beside them the truths that `kvlag
+ * verify` writes, read by column name.
  *
- * Lines that start with '#' may stand before the header; then RFC 4180 records. Unknown columns are ignored. Refused,
- * naming file and line: a missing column, a malformed record, a value that is no number, a configuration given twice.
- */
+ * Lines that start with '#' may stand before the header; then RFC 4180 records. A file whose comment says "# kvlag
+ * truth" or that has a column true_kl holds truths. Unknown columns are ignored. Refused, naming file and line: a
+ * missing column, a malformed record, a value that is no number, a configuration given twice. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What a configuration costs; less is better in all of them. */
+/* What a configuration costs, less being better: an estimate of loss; a plain disturbance, shown where there is no such
+ * estimate; or a part of an estimate, which is only held against the truth. */
+typedef enum metric_kind { METRIC_LOSS, METRIC_DISTURBANCE, METRIC_PART } metric_kind;
 typedef struct results_metric {
-    const char *column; /* in the CSV */
-    const char *axis;   /* what an axis says: the whole name with its unit */
-    const char *brief;  /* what a title says */
-    bool loss;          /* an estimate of loss, preferred to the plain disturbances */
+    const char *column;  /* in the CSV */
+    const char *lo, *hi; /* columns of its 90 % interval; NULL: it has none */
+    const char *axis;    /* what an axis says: the whole name with its unit */
+    const char *brief;   /* what a title says */
+    metric_kind kind;
 } results_metric;
-enum { RESULTS_METRICS = 4 };
+enum { DLOSS_EST, KL_EST, OUT_ERR, LOST_MASS, DLOSS_FIRST, FISHER, RESULTS_METRICS };
 extern const results_metric results_metrics[RESULTS_METRICS];
 
 /* A row of a file, or a configuration: the mean of its rows over all sequences. Texts are the CSV's, never NULL; those
@@ -23,11 +27,19 @@ extern const results_metric results_metrics[RESULTS_METRICS];
 typedef struct result {
     const char *trace, *seq; /* "" in a configuration */
     const char *policy, *spec, *budget_asked, *unit, *schedule, *pending, *n_prompt, *seed;
-    double budget;                  /* entries */
-    double lag;                     /* -1: the policy has none */
-    double metric[RESULTS_METRICS]; /* NaN: no value */
-    size_t file, line;              /* where it stands: index of the path, line from 1 */
+    double budget;                                   /* entries */
+    double lag;                                      /* -1: the policy has none */
+    double metric[RESULTS_METRICS];                  /* NaN: no value */
+    double lo[RESULTS_METRICS], hi[RESULTS_METRICS]; /* 90 % interval; NaN: none */
+    size_t file, line;                               /* where it stands: index of the path, line from 1 */
 } result;
+
+/* What a true rerun of a configuration cost. */
+typedef struct result_truth {
+    result key;       /* without metrics */
+    const char *mode; /* "open" or "closed"; "" where the file does not say */
+    double dloss, kl; /* nats per token */
+} result_truth;
 
 typedef struct results_budget {
     const char *asked;
@@ -44,18 +56,26 @@ typedef struct results {
     size_t n_incomplete;     /* configurations left out because they lack a sequence */
     results_budget *budgets; /* of the configurations, smallest first */
     size_t n_budgets;
-    size_t n_sequences; /* distinct (trace, seq) */
-    char **file_text;   /* the files' bytes: every text above points into them */
+    size_t n_sequences;   /* distinct (trace, seq) of the rows */
+    result_truth *truths; /* in the order of the files, without the full cache */
+    size_t n_truths;
+    bool uncalibrated;        /* a file says that its estimates are */
+    const char *const *paths; /* the caller's */
+    char **file_text;         /* the files' bytes: every text above points into them */
     size_t n_files;
 } results;
 
-/* Read all n files. Returns 0 and *out, owned by the caller, or ERR_DATA. */
+/* Read all n files, at least one of them with rows; `paths` must outlive *out. Returns 0 and *out, owned by the caller,
+ * or ERR_DATA. */
 int results_read(const char *const *paths, size_t n, results **out);
 void results_free(results *r); /* accepts NULL */
 
 /* Metrics to show, as indices into results_metrics: the estimates of loss that have a value anywhere, else the plain
  * disturbances that have. Returns their number, 0 if there is none. */
 size_t results_pick_metrics(const results *r, size_t out[RESULTS_METRICS]);
+
+/* Order by the key of DESIGN section 8: the configuration, then the sequence. */
+int result_compare(const result *a, const result *b);
 
 bool result_is_oracle(const result *c);
 bool result_is_free(const result *c); /* pending entries do not count against the budget */

@@ -83,13 +83,24 @@ static int read_record(csv *c, size_t *n_fields) {
     return 0;
 }
 
+/* Is this line "# kvlag KIND vN", with a number N other than 1? */
+static bool other_version(const char *line, const char *kind) {
+    static const char ours[] = "# kvlag ";
+    if (strncmp(line, ours, sizeof ours - 1) != 0) return false;
+    const char *word = line + sizeof ours - 1;
+    size_t length = kind ? strlen(kind) : strcspn(word, " \r\n");
+    if (kind && strncmp(word, kind, length) != 0) return false;
+    if (strncmp(word + length, " v", 2) != 0) return false;
+    const char *version = word + length + 2;
+    size_t digits = strspn(version, "0123456789");
+    return digits && strchr("\r\n", version[digits]) && (digits != 1 || *version != '1');
+}
+
 static int skip_comments(csv *c, const char *kind) {
-    char version[64];
-    int ours = snprintf(version, sizeof version, "# kvlag %s v1", kind);
     if (c->end - c->at >= 3 && memcmp(c->at, "\xef\xbb\xbf", 3) == 0) c->at += 3;
     for (c->next_line = 1; c->at < c->end && *c->at == '#'; c->next_line++) {
         int n = (int)strcspn(c->at, "\r\n");
-        if (strncmp(c->at, version, (size_t)ours - 1) == 0 && (n != ours || strncmp(c->at, version, (size_t)n) != 0))
+        if (other_version(c->at, kind))
             return err_set(ERR_DATA, "%s:%zu: '%.*s' is not supported (want v1)", c->path, c->next_line, n, c->at);
         c->at += strcspn(c->at, "\n");
         if (c->at < c->end) c->at++;
@@ -135,6 +146,16 @@ int csv_next(csv *c, bool *more) {
     TRY(read_record(c, &n));
     if (n == c->n_columns) return 0;
     return err_set(ERR_DATA, "%s:%zu: %zu fields, the header has %zu", c->path, c->line, n, c->n_columns);
+}
+
+bool csv_has_comment(const csv *c, const char *start) {
+    size_t n = strlen(start);
+    const char *line = c->text + (strncmp(c->text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0);
+    for (; *line == '#'; line += *line == '\n') {
+        if (strncmp(line, start, n) == 0) return true;
+        line += strcspn(line, "\n");
+    }
+    return false;
 }
 
 size_t csv_find(const csv *c, const char *name) {

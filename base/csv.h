@@ -20,8 +20,8 @@ typedef struct csv {
     size_t next_line;      /* of `at` */
 } csv;
 
-/* Read the file and its header. `kind` "results": a comment line "# kvlag results vN" with N other than 1 is refused.
- * `path` must outlive *out. Returns 0 or ERR_DATA; release with csv_close either way. */
+/* Read the file and its header. `kind` "results": a comment line "# kvlag results vN" with N other than 1 is refused;
+ * NULL: of any kind. `path` must outlive *out. Returns 0 or ERR_DATA; release with csv_close either way. */
 int csv_open(const char *path, const char *kind, csv *out);
 /* Frees the text, unless csv_keep took it. Safe on a zeroed csv. */
 void csv_close(csv *c);
@@ -31,6 +31,9 @@ char *csv_keep(csv *c);
 
 /* The next record. *more = false at the end of the file. */
 int csv_next(csv *c, bool *more);
+
+/* Is there a line before the header that begins with `start` ("# calibration: uncalibrated")? */
+bool csv_has_comment(const csv *c, const char *start);
 
 /* Index of a column, or CSV_ABSENT. */
 size_t csv_find(const csv *c, const char *name);

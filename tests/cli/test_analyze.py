@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import random
 import re
 import shutil
 import struct
@@ -15,6 +16,8 @@ KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
 COLUMNS = ("trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,n_counted,lost_mass,"
            "out_err,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,retained,footprint,peak,evictions,"
            "evict_batches").split(",")
+KEY = ["trace", "seq", "policy", "spec", "budget_asked", "budget", "lag", "unit", "schedule", "pending", "n_prompt"]
+TRUTH_COLUMNS = KEY + ["mode", "true_dloss", "true_kl", "kl_p99", "top1_flips", "kept_overlap"]
 needs_gnuplot = pytest.mark.skipif(not shutil.which("gnuplot"), reason="no gnuplot")
 
 
@@ -48,6 +51,38 @@ def write_csv(path, rows, columns=COLUMNS):
         w.writeheader()
         w.writerows(rows)
     return str(path)
+
+
+def estimated(text, seed):
+    """A sweep with estimates, and the truths beside it: log-normal around the estimate, a factor of 1.3."""
+    draw = random.Random(seed)
+    rows, truths = [], []
+    scale = {"window": .9, "streaming": 1.2, "random": 1.2, "oracle": 1.2}
+    for r in sweep(trace=text, n_prompt=0):
+        fisher = r["lost_mass"] ** 1.5
+        kl, factor, first = fisher * scale.get(r["policy"], 1.8), 1.55, draw.gauss(0, .1 * fisher)
+        r.update(fisher=fisher, dloss_first=first, kl_est=kl, kl_lo=kl / factor, kl_hi=kl * factor,
+                 dloss_est=first + kl, dloss_lo=first + kl / 1.6, dloss_hi=first + kl * 1.6)
+        truth = kl * math.exp(draw.gauss(0, math.log(1.3)))
+        truths.append(dict(r, mode="open", true_kl=truth, true_dloss=truth + draw.gauss(0, .002)))
+        rows.append(r)
+    return rows, truths
+
+
+def write_truth(path, truths, columns=TRUTH_COLUMNS):
+    write_csv(path, truths, columns)
+    path.write_text(path.read_text().replace("# kvlag results v1", "# kvlag truth v1"))
+    return str(path)
+
+
+def write_estimated(folder, texts=("licence", "code")):
+    rows, truths = [], []
+    for n, text in enumerate(texts):
+        more = estimated(text, n)
+        rows += more[0]
+        truths += more[1]
+    columns = COLUMNS[:-1] + ["n_prompt", COLUMNS[-1]]
+    return write_csv(folder / "r.csv", rows, columns), write_truth(folder / "truth.csv", truths), rows, truths
 
 
 def analyze(*args, env=None, code=0, cwd=None):
@@ -313,3 +348,131 @@ def test_retention_is_downsampled(tmp_path):
     # Each entry is seen by its own step and the next: 5 of the 6 possible pairs on the diagonal, 1 of 9 below it.
     assert lines[0][0] == "0.833" and lines[1][0] == "0.111" and lines[2][0] == "0" and lines[0][1] == "nan"
     assert lines[333][333] == "1"
+
+
+@needs_gnuplot
+def test_fidelity_figure(tmp_path):
+    results, truth, rows, _ = write_estimated(tmp_path)
+    p = analyze(truth, results, "-o", tmp_path / "o", "--figures", "fidelity", "--format", "png,svg,pdf")
+    assert {os.path.basename(line) for line in p.stdout.split("\n\n")[-1].split()} == {
+        f"fidelity.{e}" for e in ("dat", "gp", "png", "svg", "pdf")}
+    assert png_size(tmp_path / "o" / "fidelity.png")[0] == 1600
+    said = " ".join(ElementTree.parse(tmp_path / "o" / "fidelity.svg").getroot().itertext())
+    for words in ("true KL", "estimated loss change", "window", "static", "attention", "oracle", "2 texts",
+                  f"n {len(rows) - 2}"):
+        assert words in said, words
+    assert "uncalibrated" not in said
+    data = {comment: (columns, lines) for comment, columns, lines in blocks(tmp_path / "o" / "fidelity.dat")}
+    assert set(data) == {"window", "static", "attention", "oracle"}
+    assert sum(len(lines) for _, lines in data.values()) == len(rows) - 2  # one full cache a text
+    first = next(r for r in rows if r["policy"] == "window")
+    assert data["window"][1][0][1] == f"{first['kl_est']:.10g}"
+
+
+def test_fidelity_table(tmp_path):
+    """Every number of the table, computed again here."""
+    scipy = pytest.importorskip("scipy.stats")
+    numpy = pytest.importorskip("numpy")
+    results, truth, rows, truths = write_estimated(tmp_path)
+    p = analyze(results, truth, "-o", tmp_path, "--figures", "fidelity", "--format", "term")
+    rows, truths = ([r for r in x if r["policy"] != "full"] for x in (rows, truths))
+    column = {m: numpy.array([r[m] for r in rows]) for m in
+              ("lost_mass", "out_err", "dloss_first", "fisher", "kl_est", "dloss_est", "kl_lo", "kl_hi", "dloss_lo",
+               "dloss_hi")}  # fmt: skip
+    kl, dloss = (numpy.array([t[m] for t in truths]) for m in ("true_kl", "true_dloss"))
+    large = kl >= .003
+    assert f"{len(kl)} on 2 sequences, {large.sum()} of them with a true KL of 0.003 or more" in p.stdout
+    lines = {line.split("  ")[0]: line.split() for line in p.stdout.split("\n")}
+    for m in "lost_mass", "out_err", "dloss_first", "fisher", "kl_est", "dloss_est":
+        x = column[m]
+        want = [scipy.spearmanr(x, kl)[0], None, scipy.spearmanr(x, dloss)[0], scipy.pearsonr(x, dloss)[0]]
+        if (x[large] > 0).all():
+            want[1] = scipy.pearsonr(numpy.log(x[large]), numpy.log(kl[large]))[0]
+        assert lines[m][1:] == [*("-" if w is None else f"{w:.3f}" for w in want), str(len(kl))]
+    family = numpy.array([{"window": "window", "oracle": "oracle", "streaming": "static", "random": "static"}.get(
+        r["policy"], "attention") for r in rows])  # fmt: skip
+    squares, groups = [0, 0], 0
+    for name in "all", "window", "static", "attention", "oracle":
+        take = large & ((family == name) | (name == "all"))
+        want = []
+        for i, m in enumerate(("kl_est", "fisher")):
+            ratio = numpy.log(kl[take] / column[m][take])
+            want += [f"{numpy.exp(ratio.mean()):.3f}", f"{numpy.exp(ratio.std(ddof=1)):.3f}"]
+            squares[i] += 0 if name == "all" else ((ratio - ratio.mean()) ** 2).sum()
+        groups += name != "all"
+        assert lines[name][1:] == [*want, str(take.sum())]
+    within = [f"{math.exp(math.sqrt(s / (large.sum() - groups))):.3f}" for s in squares]
+    assert lines["within families"][2:] == ["-", within[0], "-", within[1], str(large.sum())]
+    for what, true, m, take in (("kl, true KL >= .003", kl, "kl", large), ("dloss, all", dloss, "dloss", kl > -1)):
+        held = ((column[m + "_lo"] <= true) & (true <= column[m + "_hi"]) & take).sum()
+        low, high = scipy.binom.cdf(held, take.sum(), .85), scipy.binom.sf(held - 1, take.sum(), .95)
+        words = " ".join(lines[what])
+        assert f" {held} of {take.sum()} {100 * held / take.sum():.1f}% {low:.4g} {high:.4g} " in words
+        assert words.endswith("not rejected" if low >= .005 and high >= .005 else
+                              "rejected: too low" if low < high else "rejected: too high")
+
+
+def test_truths_of_both_modes(tmp_path):
+    results, _, _, truths = write_estimated(tmp_path)
+    both = write_truth(tmp_path / "both.csv", truths[1:40] + [dict(t, mode="closed") for t in truths[1:20]])
+    p = analyze(results, both, "-o", tmp_path / "o", "--figures", "fidelity", code=1,
+                env=fake_gnuplot(tmp_path / "bin", "exit 1\n"))
+    assert sorted(os.listdir(tmp_path / "o")) == [f"fidelity_{m}.{e}" for m in ("closed", "open")
+                                               for e in ("dat", "gp")]
+    assert "true reruns, mode open: 39 on" in p.stdout and "true reruns, mode closed: 19 on" in p.stdout
+
+
+def test_truth_without_estimates(tmp_path):
+    """A trace without gradients: what there is is held against the truth, and the figure says what it lacks."""
+    _, truth, rows, _ = write_estimated(tmp_path)
+    bare = [c for c in COLUMNS if not c.startswith(("kl", "dloss", "fisher"))] + ["n_prompt"]
+    p = analyze(write_csv(tmp_path / "bare.csv", rows, bare), truth, "-o", tmp_path / "o", "--figures", "fidelity")
+    assert "fidelity: no row with a truth has a kl_est" in p.stderr
+    assert "\nlost_mass" in p.stdout and "\nout_err" in p.stdout
+    assert "\nkl_est" not in p.stdout and "held" not in p.stdout and "scale" not in p.stdout
+
+
+def test_truth_refusals(tmp_path):
+    results, truth, rows, truths = write_estimated(tmp_path)
+    other = write_truth(tmp_path / "other.csv", [dict(t, trace="else") for t in truths[:9]])
+    p = analyze(results, other, "-o", tmp_path / "o", code=1)
+    assert (f"{results} and {other} have no configuration in common: trace licence, seq 0, window, budget 10%, no lag, "
+            "unit head, schedule step, pending , prompt 0; trace else, seq 0, window,") in p.stderr
+    p = analyze(truth, "-o", tmp_path / "o", code=1)
+    assert "true reruns only; give the results of kvlag sim beside them" in p.stderr
+    p = analyze(results, truth, truth, "-o", tmp_path / "o", code=1)
+    assert "the same true rerun as" in p.stderr
+    few = write_csv(tmp_path / "few.csv", rows[:30], COLUMNS + ["n_prompt"])
+    p = analyze(few, truth, "-o", tmp_path, "--figures", "fidelity", "--format", "term")
+    assert f"{len(truths) - 2 - 29} of {len(truths) - 2} true reruns have no estimate and are left out" in p.stderr
+    p = analyze(results, "-o", tmp_path / "o", "--figures", "fidelity")
+    assert "fidelity: needs a truth file of kvlag verify, figure skipped" in p.stderr
+    (tmp_path / "v2.csv").write_text("# kvlag truth v2\n")
+    p = analyze(results, tmp_path / "v2.csv", "-o", tmp_path / "o", code=1)
+    assert "'# kvlag truth v2' is not supported" in p.stderr
+
+
+@needs_gnuplot
+def test_intervals_are_shown(tmp_path):
+    results, _, rows, _ = write_estimated(tmp_path, ["licence"])
+    p = analyze(results, "-o", tmp_path, "--figures", "lag,budget", "--format", "png,term")
+    assert "warning" not in p.stderr
+    header, first = p.stdout.split("\n")[:2]
+    assert header.split()[4:] == ["dloss_est", "dloss_lo..dloss_hi", "kl_est"]
+    best = min((r for r in rows if r["budget_asked"] == "10%"), key=lambda r: r["dloss_est"])
+    assert f"{best['dloss_est']:.4g}  {best['dloss_lo']:.3g}..{best['dloss_hi']:.3g} " in first
+    for name in "lag_rmm_kl_est", "budget_kl_est":
+        assert all(columns[columns.index("kl_est") + 1:][:2] == ["kl_lo", "kl_hi"]
+                   for _, columns, _ in blocks(tmp_path / f"{name}.dat"))
+    assert "with filledcurves" in (tmp_path / "lag_rmm_kl_est.gp").read_text()
+    assert "with vectors" in (tmp_path / "budget_kl_est.gp").read_text()
+
+
+@needs_gnuplot
+def test_a_gain_does_not_flatten_the_rest(tmp_path):
+    """One negative loss change beside a nat of damage: an axis that is linear around 0 and logarithmic away from it."""
+    rows = [row("h2o", "64", "", dloss_est=1.0), row("lru", "64", "", dloss_est=.01),
+            row("oracle", "64", "", dloss_est=-.001)]
+    analyze(write_csv(tmp_path / "r.csv", rows), "-o", tmp_path, "--figures", "budget")
+    assert "set nonlinear y via asinh(y / 0.003)" in (tmp_path / "budget_dloss_est.gp").read_text()
+    assert png_size(tmp_path / "budget_dloss_est.png")[0] == 1600

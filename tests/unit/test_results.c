@@ -19,6 +19,9 @@
 #define ROW(seq, spec, budget, lag, pending, err) \
     "t," seq "," spec "," spec ",10%," budget "," lag ",head,step," pending "," err ",\n"
 
+#define TRUTH_HEADER "trace,seq,policy,spec,budget_asked,budget,lag,unit,schedule,pending,mode,true_dloss,true_kl\n"
+#define TRUTH(seq, spec, mode, dloss, kl) "t," seq "," spec "," spec ",10%,64,,head,step,," mode "," dloss "," kl "\n"
+
 static char paths[2][64];
 
 static int setup(void **state) {
@@ -73,8 +76,10 @@ static void test_columns_by_name(void **state) {
     assert_int_equal(r->rows[0].line, 4);
     assert_int_equal(r->rows[1].line, 6); /* the quoted field holds a line break */
     assert_true(r->rows[1].lag == -1);
-    assert_string_equal(results_metrics[3].column, "lost_mass");
-    assert_true(r->rows[0].metric[3] == 0.25 && isnan(r->rows[1].metric[3]) && isnan(r->rows[0].metric[2]));
+    assert_string_equal(results_metrics[LOST_MASS].column, "lost_mass");
+    assert_true(r->rows[0].metric[LOST_MASS] == 0.25 && isnan(r->rows[1].metric[LOST_MASS]));
+    assert_true(isnan(r->rows[0].metric[OUT_ERR]));
+    assert_false(r->uncalibrated);
     results_free(r);
 }
 
@@ -98,6 +103,14 @@ static void test_refusals(void **state) {
     refuse(HEADER ROW("0", "rmm", "64", "-1", "", "1"), ":2: lag -1 is below 0");
     refuse(HEADER ROW("0", "h2o", "64", "", "", "0,5"), ":2: 13 fields, the header has 12");
     refuse(HEADER ROW("0", "h2o", "64", "", "", "1x"), ":2: out_err '1x' is not a number");
+    refuse("kl_lo,kl_hi," HEADER "2,1," ROW("0", "h2o", "64", "", "", "1"), ":2: kl_lo 2 is above kl_hi 1");
+    refuse("# kvlag truth v2\n" TRUTH_HEADER, ":1: '# kvlag truth v2' is not supported (want v1)");
+    refuse("# kvlag truth v1\n" HEADER, ":2: no column 'true_dloss'");
+    refuse("true_kl," HEADER, ":1: no column 'true_dloss'");
+    refuse(TRUTH_HEADER, ": no data rows");
+    refuse(TRUTH_HEADER TRUTH("0", "h2o", "open", "x", "1"), ":2: true_dloss 'x' is not a number");
+    refuse(TRUTH_HEADER TRUTH("0", "h2o", "open", "1", "1"),
+           ": true reruns only; give the results of kvlag sim beside them");
 }
 
 static void test_duplicates(void **state) {
@@ -120,7 +133,7 @@ static void test_mean_over_sequences(void **state) {
     assert_int_equal(r->n_sequences, 2);
     assert_int_equal(r->n_configs, 1); /* full is no choice; rmm lacks sequence 1 */
     assert_int_equal(r->n_incomplete, 1);
-    assert_true(r->configs[0].metric[2] == 2 && r->configs[0].budget == 80);
+    assert_true(r->configs[0].metric[OUT_ERR] == 2 && r->configs[0].budget == 80);
     assert_int_equal(r->n_budgets, 1);
     results_free(r);
 }
@@ -159,6 +172,36 @@ static void test_metrics(void **state) {
     results_free(r);
 }
 
+/* The ends of an interval are averaged like the value between them; an interval with one end is none. */
+static void test_intervals(void **state) {
+    (void)state;
+    results *r = read_good("kl_est,kl_lo,kl_hi," HEADER "2,1,4," ROW("0", "h2o", "64", "", "", "") "4,3,8," ROW(
+        "1", "h2o", "64", "", "", "") "2,1,," ROW("0", "lru", "64", "", "", "") "4,3,8," ROW("1", "lru", "64", "", "",
+                                                                                             ""));
+    assert_int_equal(r->n_configs, 2);
+    assert_true(r->configs[0].metric[KL_EST] == 3 && r->configs[0].lo[KL_EST] == 2 && r->configs[0].hi[KL_EST] == 6);
+    assert_true(r->configs[1].metric[KL_EST] == 3 && isnan(r->configs[1].lo[KL_EST]));
+    assert_true(isnan(r->rows[2].hi[KL_EST]) && isnan(r->rows[0].lo[OUT_ERR]));
+    results_free(r);
+}
+
+/* Truths stand beside the rows and are no configurations; the full cache's says nothing. */
+static void test_truths(void **state) {
+    (void)state;
+    results *r = NULL;
+    const char *rows =
+        "# kvlag results v1\n# calibration: uncalibrated (x)\n" HEADER ROW("0", "h2o", "64", "", "", "1");
+    const char *truths = "# kvlag truth v1\n" TRUTH_HEADER TRUTH("0", "full", "open", "0", "0")
+        TRUTH("0", "h2o", "open", "-0.5", "0.25") TRUTH("0", "h2o", "closed", "0.5", "0.75");
+    assert_int_equal(read_texts(truths, rows, &r), 0);
+    assert_true(r->n_rows == 1 && r->n_configs == 1 && r->n_truths == 2 && r->n_sequences == 1);
+    assert_true(r->uncalibrated);
+    assert_true(r->truths[0].dloss == -0.5 && r->truths[0].kl == 0.25 && r->truths[1].kl == 0.75);
+    assert_string_equal(r->truths[0].mode, "open");
+    assert_int_equal(result_compare(&r->truths[0].key, &r->rows[0]), 0);
+    results_free(r);
+}
+
 static void test_series(void **state) {
     (void)state;
     results *r = read_good(HEADER "t,0,tova,tova,64,64,,head,step,,1,\nt,0,tova,tova,64,64,,layer,step,,1,\n"
@@ -180,6 +223,7 @@ int main(void) {
         cmocka_unit_test(test_columns_by_name), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_duplicates),      cmocka_unit_test(test_mean_over_sequences),
         cmocka_unit_test(test_budgets_ascend),  cmocka_unit_test(test_metrics),
+        cmocka_unit_test(test_intervals),       cmocka_unit_test(test_truths),
         cmocka_unit_test(test_series),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
