@@ -97,8 +97,8 @@ def trace(kvlag, path, text, n_tokens, folder):
     source, out = os.path.join(folder, "text.txt"), os.path.join(folder, "trace.h5")
     with open(source, "w") as f:
         f.write(text)
-    command = [kvlag, "trace", path, source, "--tokens", str(n_tokens), "--attention", "both", "-o", out, "--force", "-q"]
-    subprocess.run(command, check=True)
+    command = [kvlag, "trace", path, source, "--tokens", str(n_tokens), "--attention", "both", "--gradients", "none"]
+    subprocess.run([*command, "-o", out, "--force", "-q"], check=True)
     return h5py.File(out, "r")
 
 
