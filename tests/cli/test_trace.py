@@ -147,7 +147,8 @@ def test_gradients(tiny, text, tmp_path):
     kinds = {"none": set(), "loss": {"loss"}, "fisher:2": {"loss", "fisher", "label"}}
     found = {}
     for kind, want in kinds.items():
-        said = traced(tiny, text, "-o", tmp_path / "a.h5", "--gradients", kind, "--tokens", 60, "--prompt", 10, "--force")
+        options = ("--gradients", kind, "--tokens", 60, "--prompt", 10, "--force")
+        said = traced(tiny, text, "-o", tmp_path / "a.h5", *options)
         assert f"gradients {kind}," in said
         found[kind] = gradients(tmp_path / "a.h5")
         assert set(found[kind]) == want
