@@ -1,8 +1,8 @@
 """Speed as ratios: `bench.py [--quick] [--only NAME]` (make bench). docs/performance.md says what each figure means.
 
 Both sides of a ratio run in this one call, in turn (A B A B ...). The ratio is that of their least seconds; the spread
-is the largest over the smallest ratio of a repeat's pair; `processor` is the ratio of the processor time of all threads,
-which other programs disturb least. BUILD is the build folder.
+is the largest over the smallest ratio of a repeat's pair; `processor` is the ratio of processor time, all threads
+together, which other programs disturb least. BUILD is the build folder.
 """
 
 import argparse
@@ -19,6 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get("BUILD", "build/gcc-release")
 MODEL = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = ROOT / "demo/genesis.txt"  # about 2700 tokens
+
+
+class Cost(typing.NamedTuple):
+    """Seconds, and seconds of processor time of all threads together."""
+
+    wall: float
+    processor: float
+
+
+def least(costs):
+    return Cost(*map(min, zip(*costs)))
 
 
 class Bench:
@@ -42,17 +53,6 @@ class Bench:
         said = (f"{goal[0]} {goal[1]:.3g}", "yes" if met else "no") if goal else ("", "")
         self.rows.append((figure, ratio, *said, max(ratios) / min(ratios), a.processor / b.processor))
         print(f"{figure}: {a.wall:.3f} s / {b.wall:.3f} s, repeats {' '.join(f'{r:.3f}' for r in ratios)}", flush=True)
-
-
-class Cost(typing.NamedTuple):
-    """Seconds, and seconds of processor time of all threads together."""
-
-    wall: float
-    processor: float
-
-
-def least(costs):
-    return Cost(*map(min, zip(*costs)))
 
 
 # ---- programs and what they print ------------------------------------------------------------------------------------
