@@ -18,7 +18,7 @@ KEY = ["trace", "seq", "policy", "spec", "resolved", "budget_asked", "budget", "
        "schedule", "pending", "n_prompt"]  # fmt: skip
 NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "dloss_est", "dloss_lo", "dloss_hi", "kl_est",
            "kl_lo", "kl_hi", "retained", "footprint", "peak", "evictions", "evict_batches"]  # fmt: skip
-WHAT_HAPPENED = ["lost_mass", "out_err", "footprint", "peak", "evictions", "evict_batches"]
+WHAT_HAPPENED = ["lost_mass", "out_err", "dloss_first", "fisher", "footprint", "peak", "evictions", "evict_batches"]
 
 
 def kvlag(*args, **more):
@@ -57,9 +57,10 @@ def sim_said(out, *args, **more):
 
 def closing(line):
     """The numbers of the closing line."""
-    m = re.search(r": (\d+) rows from (\d+) configurations in .*planned ([\d.]+) MiB.* (\d+) pass", line)
+    m = re.search(r": (\d+) rows from (\d+) conf.*planned ([\d.]+) MiB \(([\d.]+) fixed.* (\d+) pass", line)
     assert m, line
-    return {"rows": int(m[1]), "configurations": int(m[2]), "planned": float(m[3]), "passes": int(m[4])}
+    names = "rows", "configurations", "planned", "fixed", "passes"
+    return {name: float(x) for name, x in zip(names, m.groups())}
 
 
 def happened(rows):

@@ -22,6 +22,7 @@ POLICIES = json.loads(kvlag("policies", "--json").stdout)
 # Every policy once, in few words.
 SPECS = {"oracle": "oracle(mass)", "mix": "mix(evidence=attn,memory=mean)", "rmm": "rmm(lag=4)"}
 ALL = [SPECS.get(p["name"], p["name"]) for p in POLICIES]
+EVERYTHING = ["--metrics", "lost_mass,loss,out_err"]
 SCHEDULES = ["step", "every:4", "watermark:0.8", "block:3", "prompt"]
 
 
@@ -41,29 +42,39 @@ def same_bytes(a, b, *suffixes):
 def reference(sim_traces, tmp_path_factory):
     """The default set over the real trace, with one thread."""
     out = tmp_path_factory.mktemp("reference") / "r"
-    said = sim_said(f"{out}.csv", sim_traces / "real.h5", "--lifetimes", f"{out}.h5", "--threads", 1)
+    said = sim_said(f"{out}.csv", sim_traces / "real.h5", *EVERYTHING, "--lifetimes", f"{out}.h5", "--threads", 1)
     assert closing(said)["passes"] == 1
     return out
 
 
+def room_for_a_third(out, *args):
+    """--memory that takes about a third of this call's configurations at once."""
+    told = closing(sim_said(out, *args))
+    return ["--memory", int((told["fixed"] + (told["planned"] - told["fixed"]) / 3) * 2**20)]
+
+
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_any_number_of_threads(sim_traces, tmp_path, reference, threads):
-    sim(tmp_path / "r.csv", sim_traces / "real.h5", "--lifetimes", tmp_path / "r.h5", "--threads", threads)
+    sim(
+        tmp_path / "r.csv", sim_traces / "real.h5", *EVERYTHING, "--lifetimes", tmp_path / "r.h5", "--threads", threads
+    )
     same_bytes(reference, tmp_path / "r", ".csv", ".blocks.h5", ".h5")
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_several_passes(sim_traces, tmp_path, reference, threads):
-    said = sim_said(tmp_path / "r.csv", sim_traces / "real.h5", "--lifetimes", tmp_path / "r.h5", "--threads", threads,
-                    "--memory", "2M")  # fmt: skip
-    assert closing(said)["passes"] > 2 and closing(said)["planned"] <= 2
+    args = [sim_traces / "real.h5", *EVERYTHING, "--lifetimes", tmp_path / "r.h5", "--threads", threads]
+    memory = room_for_a_third(tmp_path / "r.csv", *args)
+    told = closing(sim_said(tmp_path / "r.csv", *args, *memory))
+    assert told["passes"] > 2 and told["planned"] <= memory[1] / 2**20 + 0.05
     same_bytes(reference, tmp_path / "r", ".csv", ".blocks.h5", ".h5")
 
 
 @pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512"])
 def test_any_instruction_set(sim_traces, tmp_path, reference, kernels):
     env = {**os.environ, "KVLAG_KERNELS": kernels}
-    done = kvlag("sim", sim_traces / "real.h5", "-o", tmp_path / "r.csv", "--lifetimes", tmp_path / "r.h5", env=env)
+    args = [sim_traces / "real.h5", *EVERYTHING, "-o", tmp_path / "r.csv", "--lifetimes", tmp_path / "r.h5"]
+    done = kvlag("sim", *args, env=env)
     assert done.returncode == 0
     if b"not available here" in done.stderr:
         pytest.skip(done.stderr.decode().splitlines()[0])
@@ -71,7 +82,7 @@ def test_any_instruction_set(sim_traces, tmp_path, reference, kernels):
 
 
 def test_again_from_its_own_lifetimes(sim_traces, tmp_path, reference):
-    sim(tmp_path / "r.csv", sim_traces / "real.h5", "--from-lifetimes", f"{reference}.h5")
+    sim(tmp_path / "r.csv", sim_traces / "real.h5", *EVERYTHING, "--from-lifetimes", f"{reference}.h5")
     assert lines_of(tmp_path / "r.csv")[1] == lines_of(f"{reference}.csv")[1]
     same_bytes(reference, tmp_path / "r", ".blocks.h5")
 
@@ -94,18 +105,17 @@ def test_again_from_lifetimes_of_two_sequences(sim_traces, tmp_path):
     assert lines_of(tmp_path / "a.csv")[1] == lines_of(tmp_path / "b.csv")[1]
     same_bytes(tmp_path / "a", tmp_path / "b", ".blocks.h5")
     # In small pieces of memory too: lifetimes handed in are read when their turn comes.
-    said = sim_said(tmp_path / "c.csv", sim_traces / "real.h5", "-b", "10%,20%", "--lifetimes", tmp_path / "c.h5")
-    said = sim_said(
-        tmp_path / "d.csv", sim_traces / "real.h5", "--from-lifetimes", tmp_path / "c.h5", "--memory", "2M"
-    )
-    assert closing(said)["passes"] > 1
+    sim(tmp_path / "c.csv", sim_traces / "real.h5", "-b", "10%,20%", "--lifetimes", tmp_path / "c.h5")
+    again = [sim_traces / "real.h5", "--from-lifetimes", tmp_path / "c.h5"]
+    memory = room_for_a_third(tmp_path / "d.csv", *again)
+    assert closing(sim_said(tmp_path / "d.csv", *again, *memory))["passes"] > 2
     assert lines_of(tmp_path / "c.csv")[1] == lines_of(tmp_path / "d.csv")[1]
 
 
 def test_traces_together_and_alone(sim_traces, tmp_path):
     for name in "two.h5", "short.h5":
         shutil.copy(sim_traces / name, tmp_path)
-    args = [*ask("h2o", "random", "rmm(lag=3)", "full"), "-b", "25%,12"]
+    args = [*ask("h2o", "random", "rmm(lag=3)", "full"), "-b", "25%,12", "--metrics", "lost_mass,out_err"]
     alone = {x: sim(tmp_path / "r.csv", tmp_path / f"{x}.h5", *args) for x in ("two", "short")}
     for order in ["two", "short", "two"], ["short", "two"], ["two", "short"], ["short", "short"]:
         rows = sim(tmp_path / "r.csv", *[tmp_path / f"{x}.h5" for x in order], *args)
@@ -138,37 +148,44 @@ def test_points_that_are_one_configuration(sim_traces, tmp_path):
 # ---- the same policy -------------------------------------------------------------------------------------------------
 
 
+SPECIAL_CASES = [
+    ("window", "streaming(sinks=0)"),
+    ("window", "mix(evidence=position,memory=static)"),
+    ("random", "mix(evidence=random,memory=static,hold=1)"),
+    ("h2o", "mix(memory=sum,hold=budget/2)"),
+    ("ema(alpha=0.9)", "mix(evidence=attn,memory=ema:0.9,hold=budget/2)"),
+    ("tova", "mix(memory=last,unit=layer)"),
+    ("tova", "mix(memory=ema:0,unit=layer)"),
+    ("tova", "mix(memory=recent:1,unit=layer)"),
+    ("mix(memory=sum,hold=1)", "mix(memory=recent:4096,hold=1)"),
+    ("lru", "mix(memory=age,hold=1)"),
+    ("rmm(signal=uniform,lag=5)", "mix(evidence=attn,memory=first:5,hold=5)"),
+    ("rmm(lag=5)", "mix(evidence=attn*correct,memory=first:5,hold=5)"),
+    ("rmm(signal=confidence,lag=5)", "mix(evidence=attn*confidence,memory=first:lag,hold=lag,lag=5)"),
+]
+
+
 @pytest.mark.parametrize("name", ["real.h5", "two.h5"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_special_cases(sim_traces, tmp_path, name, schedule):
-    common = ["-b", "25%,40", "--schedule", schedule, "--prompt", "24"]
-    for a, b in [
-        ("window", "streaming(sinks=0)"),
-        ("window", "mix(evidence=position,memory=static)"),
-        ("random", "mix(evidence=random,memory=static,hold=1)"),
-        ("h2o", "mix(memory=sum,hold=budget/2)"),
-        ("ema(alpha=0.9)", "mix(evidence=attn,memory=ema:0.9,hold=budget/2)"),
-        ("tova", "mix(memory=last,unit=layer)"),
-        ("tova", "mix(memory=ema:0,unit=layer)"),
-        ("tova", "mix(memory=recent:1,unit=layer)"),
-        ("mix(memory=sum,hold=1)", "mix(memory=recent:4096,hold=1)"),
-        ("lru", "mix(memory=age,hold=1)"),
-        ("rmm(signal=uniform,lag=5)", "mix(evidence=attn,memory=first:5,hold=5)"),
-        ("rmm(lag=5)", "mix(evidence=attn*correct,memory=first:5,hold=5)"),
-        ("rmm(signal=confidence,lag=5)", "mix(evidence=attn*confidence,memory=first:lag,hold=lag,lag=5)"),
-    ]:
-        left = happened(sim(tmp_path / "a.csv", sim_traces / name, *ask(a), *common))
-        right = happened(sim(tmp_path / "b.csv", sim_traces / name, *ask(b), *common))
-        assert left == right and left, (a, b)
+    specs = list(dict.fromkeys(x for pair in SPECIAL_CASES for x in pair))
+    args = [sim_traces / name, *ask(*specs), "-b", "25%,40", "--schedule", schedule, "--prompt", "60"]
+    rows = happened(sim(tmp_path / "r.csv", *args))
+    assert len(rows) == 2 * len(specs) * (2 if name == "two.h5" else 1)  # by sequence, spec, budget
+    of = {spec: [r for k, r in enumerate(rows) if k // 2 % len(specs) == n] for n, spec in enumerate(specs)}
+    for a, b in SPECIAL_CASES:
+        assert of[a] == of[b], (a, b)
+    assert len(set(map(tuple, of.values()))) == len(specs) - len(SPECIAL_CASES)
 
 
 def test_whole_cache_costs_exactly_nothing(sim_traces, tmp_path):
     for schedule, unit in itertools.product(SCHEDULES, ("head", "layer")):
         rows = sim(tmp_path / "r.csv", sim_traces / "two.h5", *ask(*ALL), "-b", "90,100%,1000", "--schedule", schedule,
-                   "--unit", unit, "--pending", "both", "--metrics", "lost_mass,out_err=exact")  # fmt: skip
+                   "--unit", unit, "--pending", "both", "--metrics", "lost_mass,loss,out_err=exact")  # fmt: skip
         assert {r["policy"] for r in rows} == {p["name"] for p in POLICIES}
         for r in rows:
-            assert float(r["lost_mass"]) == 0 and float(r["out_err"]) == 0 and float(r["evictions"]) == 0, r
+            for c in "lost_mass", "out_err", "dloss_first", "fisher", "dloss_est", "kl_est", "evictions":
+                assert float(r[c]) == 0, (c, r)
             assert r["footprint"] == "1" and r["retained"] in ("", "1") and float(r["peak"]) in (90, 70), r
     with h5py.File(tmp_path / "r.blocks.h5") as f:
         assert not f["lost_mass"][:].any() and not f["head_lost_mass"][:].any()
@@ -218,7 +235,7 @@ def test_every_option_changes_something(sim_traces, tmp_path):
     base = ["-b", "40", *ask("rmm(lag=6)", "random")]
     plain = happened(sim(tmp_path / "r.csv", sim_traces / "real.h5", *base))
     for more in "unit=layer", "schedule=block:4", "pending=free", "seed=3", "prompt=60", "attention=dense", \
-                "metrics=lost_mass", "metrics=out_err=exact":  # fmt: skip
+                "metrics=lost_mass", "metrics=lost_mass,out_err", "metrics=out_err=exact":  # fmt: skip
         assert happened(sim(tmp_path / "r.csv", sim_traces / "real.h5", *base, "--" + more)) != plain, more
 
 
@@ -282,11 +299,12 @@ def test_lifetimes_written_in_python(sim_traces, tmp_path):
     ]
     write_lifetimes(tmp_path / "mine.h5", made)
     rows = sim(tmp_path / "r.csv", sim_traces / "real.h5", "--from-lifetimes", tmp_path / "mine.h5")
+    assert float(rows[0]["fisher"]) > 0
     ours = sim(tmp_path / "o.csv", sim_traces / "real.h5", *ask("window", "streaming"), "-b", B)
     assert [r["spec"] for r in rows] == ['mine, "w"', "mine-s"]
     assert [r["policy"] for r in rows] == ["", ""]
     # An entry that leaves after the last step is an eviction to a replay, and never seen by anyone.
-    skip = [WHAT_HAPPENED.index(c) for c in ("lost_mass", "out_err", "footprint", "peak")]
+    skip = [WHAT_HAPPENED.index(c) for c in ("lost_mass", "dloss_first", "fisher", "footprint", "peak")]
     assert [[x[c] for c in skip] for x in happened(rows)] == [[x[c] for c in skip] for x in happened(ours)]
 
 

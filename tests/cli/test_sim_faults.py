@@ -55,15 +55,15 @@ def test_one_flipped_byte_in_a_chunk(sim_traces, here, form):
     """In a file of ours, whose frames carry a checksum."""
     whole = (sim_traces / "real.h5").read_bytes()
     names = ["seq/0000/attn/probs"] if form == "dense" else ["seq/0000/attn/q", "seq/0000/attn/k"]
-    for name in [*names, "seq/0000/attn/v", "model/wo"]:
+    for name in [*names, "seq/0000/attn/v", "model/wo", "seq/0000/grad/loss", "seq/0000/grad/fisher"]:
         with h5py.File(sim_traces / "real.h5") as f:
             chunk = f[name].id.get_chunk_info(f[name].id.get_num_chunks() - 1)
         damaged = bytearray(whole)
         damaged[chunk.byte_offset + chunk.size // 2] ^= 1
         (here / "bad.h5").write_bytes(damaged)
         for out in "new.csv", "r.csv":
-            refused(here, 1, ["bad.h5", name, "corrupt"], "sim", "bad.h5", "-o", out, "-p", "h2o", "-b", 12, "--force",
-                    "--attention", form)  # fmt: skip
+            args = ["-o", out, "--force", "-p", "h2o", "-b", "12", "--metrics", "lost_mass,loss,out_err"]
+            refused(here, 1, ["bad.h5", name, "corrupt"], "sim", "bad.h5", *args, "--attention", form)
 
 
 def test_an_incomplete_trace(here):
