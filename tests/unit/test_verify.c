@@ -360,8 +360,8 @@ static void nothing_counted_is_an_error(void **state) {
 
 static sim_config config_of(const char *spec, const char *budget, int32_t T, int32_t n_prompt) {
     sim_flags flags = {.budgets = budget, .n_prompt = -1};
-    sim_asks asks;
-    sim_config c;
+    sim_asks asks = {0};
+    sim_config c = {0};
     if (sim_asks_build(&spec, 1, &flags, &asks) || sim_config_resolve(&asks.ask[0], &flags, T, n_prompt, &c))
         fail_msg("%s", err_message());
     sim_asks_free(&asks);
