@@ -216,20 +216,20 @@ static int read_inputs(analyze *a) {
     const results *r = a->results;
     if (r->n_incomplete)
         say("%zu configurations are not there for all %zu sequences and are left out", r->n_incomplete, r->n_sequences);
+    TRY(fidelity_join(r, &a->fidelity));
+    a->n_metrics = results_pick_metrics(r, a->metric);
+    if (a->n_metrics || a->fidelity.n) return 0;
     if (!r->n_configs)
         return err_set(ERR_DATA,
                        "%s: no configuration to compare (the full cache alone is no answer, "
                        "and a configuration must be there for every sequence)",
                        a->files.item[0]);
-    a->n_metrics = results_pick_metrics(r, a->metric);
-    if (!a->n_metrics)
-        return err_set(ERR_DATA, "%s: none of the columns dloss_est, kl_est, out_err and lost_mass holds a value",
-                       a->files.item[0]);
-    return fidelity_join(r, &a->fidelity);
+    return err_set(ERR_DATA, "%s: none of the columns dloss_est, kl_est, out_err and lost_mass holds a value",
+                   a->files.item[0]);
 }
 
 static int print_tables(const analyze *a) {
-    TRY(table_print(a->results, a->metric, a->n_metrics));
+    if (a->n_metrics) TRY(table_print(a->results, a->metric, a->n_metrics));
     for (size_t i = 0; i < a->fidelity.n; i++) TRY(fidelity_print(&a->fidelity.item[i], a->results));
     return 0;
 }

@@ -98,8 +98,9 @@ static void fit_kl(fidelity_plot *p) {
     p->kl = (axis){.lo = lo / 1.3, .hi = hi * 1.3, .log = true};
 }
 
+/* Logarithmic where nothing comes near 0 or below it. */
 static void fit_dloss(fidelity_plot *p) {
-    double lo = 0, hi = 10 * AXIS_LINEAR_TO;
+    double lo = INFINITY, hi = 10 * AXIS_LINEAR_TO;
     for (size_t i = 0; i < p->f->n; i++) {
         const fidelity_pair *pair = &p->f->pairs[i];
         double est = pair->row->metric[DLOSS_EST];
@@ -107,8 +108,14 @@ static void fit_dloss(fidelity_plot *p) {
         lo = fmin(lo, fmin(pair->true_dloss, est));
         hi = fmax(hi, fmax(pair->true_dloss, est));
     }
-    axis a = {.lo = lo, .hi = hi, .linear_to = AXIS_LINEAR_TO};
-    p->dloss = (axis){.lo = axis_value(a, -0.05), .hi = axis_value(a, 1.05), .linear_to = AXIS_LINEAR_TO};
+    bool log_axis = lo >= AXIS_LINEAR_TO;
+    axis a = {.lo = log_axis ? fmin(lo, hi / 10) : fmin(lo, 0),
+              .hi = hi,
+              .log = log_axis,
+              .linear_to = log_axis ? 0 : AXIS_LINEAR_TO};
+    p->dloss = a;
+    p->dloss.lo = axis_value(a, -0.05);
+    p->dloss.hi = axis_value(a, 1.05);
 }
 
 /* One strip around the diagonal stands for all intervals where their factors are alike (within a tenth of the median);

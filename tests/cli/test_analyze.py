@@ -422,6 +422,16 @@ def test_truths_of_both_modes(tmp_path):
     assert "true reruns, mode open: 39 on" in p.stdout and "true reruns, mode closed: 19 on" in p.stdout
 
 
+def test_texts_without_a_configuration_in_common(tmp_path):
+    """Nothing to average, yet every pair counts."""
+    results, truth, rows, truths = write_estimated(tmp_path)
+    rows = [r for r in rows if (r["trace"] == "code") == (r["budget_asked"] == "50%")]
+    results = write_csv(tmp_path / "apart.csv", rows, COLUMNS + ["n_prompt"])
+    p = analyze(results, truth, "-o", tmp_path / "o", "--format", "term")
+    assert p.stdout.startswith("\nEstimates against true reruns, mode open: ") and " on 2 sequences" in p.stdout
+    assert sorted(os.listdir(tmp_path / "o")) == ["fidelity.dat", "fidelity.gp"]
+
+
 def test_truth_without_estimates(tmp_path):
     """A trace without gradients: what there is is held against the truth, and the figure says what it lacks."""
     _, truth, rows, _ = write_estimated(tmp_path)
