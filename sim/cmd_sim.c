@@ -588,10 +588,11 @@ static int prepare(job *j) {
 
 static int work(job *j, outfile *csv) {
     double start = progress_seconds();
-    const char *inputs[j->traces.n + 1];
+    const char *inputs[j->traces.n + 2];
     int n_inputs = 0;
     for (size_t i = 0; i < j->traces.n; i++) inputs[n_inputs++] = j->traces.item[i];
     if (j->from_lifetimes) inputs[n_inputs++] = j->from_lifetimes;
+    if (j->calibration) inputs[n_inputs++] = j->calibration;
     TRY(outfile_begin(csv, j->out, j->force, inputs, n_inputs));
     if (j->lifetimes)
         TRY(lifetimes_writer_new(j->lifetimes, j->force, inputs, n_inputs, trace_label(j->trace[0]),

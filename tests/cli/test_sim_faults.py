@@ -1,5 +1,6 @@
 """Whatever is wrong with a call of `kvlag`, there is one line that says so, and no file is harmed."""
 
+import json
 import os
 import resource
 import shutil
@@ -142,6 +143,8 @@ def test_what_a_trace_lacks_is_said_by_name(sim_traces, tmp_path):
     ]:
         refused(tmp_path, 1, words, "sim", "dense.h5", "-o", "new.csv", *args)
     refused(tmp_path, 1, ["t1.h5", "no counted step"], "sim", "t1.h5", "-o", "new.csv")
+    shutil.copy(sim_traces / "two.h5", tmp_path)  # gradients know of no step before the trace's prompt ends
+    refused(tmp_path, 2, "--prompt 5", "sim", "two.h5", "-o", "new.csv", "--prompt", "5", "--metrics", "loss")
 
 
 def test_two_tokens_are_enough(sim_traces, tmp_path):
@@ -416,6 +419,35 @@ def test_closed_streams_do_not_reach_the_files(here):
     assert done.returncode == 0
     for a, b in ("a.csv", "b.csv"), ("a.blocks.h5", "b.blocks.h5"), ("la.h5", "lb.h5"):
         assert (here / a).read_bytes() == (here / b).read_bytes(), b
+
+
+# ---- calibrations ------------------------------------------------------------------------------------------------------
+
+
+def calibration(**other):
+    return {"format": "kvlag-calibration", "version": 1, "model": "tiny", "n_tokens": 300, "budgets": "40", "n": 9, "log_c": 0.4,
+            "s": 0.3, "families": {f: {"n": 2, "log_c": 0.4} for f in ("window", "static", "attention", "oracle")}, **other}  # fmt: skip
+
+
+def test_calibrations(sim_traces, tmp_path):
+    shutil.copy(sim_traces / "real.h5", tmp_path / "t.h5")
+    args = ["sim", "t.h5", "-p", "h2o", "-b", "40", "-o", "new.csv", "--calibration", "c.json"]
+    refused(tmp_path, 1, "c.json", *args)
+    whole = json.dumps(calibration())
+    for text in ["", "{", "[]", "{}", "7", whole[: len(whole) // 2], "x" * (1 << 21), whole.replace('"s"', '"t"'),
+                 *(json.dumps(calibration(**x)) for x in ({"version": 2}, {"n": 1}, {"log_c": 1e300}, {"s": -1}, {"families": {}},
+                                                         {"format": "x"}, {"families": 3}, {"n": "9"}, {"model": 5}))]:  # fmt: skip
+        (tmp_path / "c.json").write_text(text)
+        refused(tmp_path, 1, "c.json", *args)
+    (tmp_path / "c.json").write_text(json.dumps(calibration(model='a\n,"b')))
+    (row,) = sim(tmp_path / "new.csv", "t.h5", "-p", "h2o", "-b", 40, "--calibration", "c.json", cwd=tmp_path)
+    assert float(row["kl_est"]) == pytest.approx(np.exp(0.4) * float(row["fisher"]), rel=1e-6)
+    assert len(lines_of(tmp_path / "new.csv")[0]) >= 5
+    (tmp_path / "c.csv").write_text(json.dumps(calibration()))
+    refused(tmp_path, 2, "input", *args[:-4], "--calibration", "c.csv", "-o", "c.csv", "--force")
+    refused(
+        tmp_path, 2, "gradients", *args[:-4], "-o", "other.csv", "--calibration", "c.csv", "--metrics", "lost_mass"
+    )
 
 
 # ---- odd names -------------------------------------------------------------------------------------------------------
