@@ -8,8 +8,9 @@
 #include <math.h>
 #include <string.h>
 
-/* A tile of weights is read from memory for the first group of rows and from the cache for the others. */
-enum { GROUP_ROWS = 16, TILE_COLS = 64, PROJECT_ROWS = 256 };
+/* In a step a tile of weights is read from memory for the first group of rows and from the cache for the others. Many
+ * rows at once want wider tiles, since every tile packs its rows anew. */
+enum { GROUP_ROWS = 16, STEP_COLS = 64, PROJECT_ROWS = 256, PROJECT_COLS = 1024 };
 
 typedef float v4f __attribute__((vector_size(16)));
 
@@ -42,14 +43,14 @@ struct backend_steps {
 
 /* out = in * w^T (or out += in * w^T), all rows of one strip of columns after another. */
 typedef struct product {
-    size_t n_rows, group, n_cols, inner, ld_in, ld_out;
+    size_t n_rows, group, n_cols, strip, inner, ld_in, ld_out;
     const float *in, *w;
     float *out;
     int accumulate;
 } product;
 
-static void multiply(const product *p, size_t strip) {
-    size_t col = strip * TILE_COLS, n_cols = p->n_cols - col < TILE_COLS ? p->n_cols - col : TILE_COLS;
+static void multiply(const product *p, size_t index) {
+    size_t col = index * p->strip, n_cols = p->n_cols - col < p->strip ? p->n_cols - col : p->strip;
     for (size_t row = 0; row < p->n_rows; row += p->group) {
         size_t n = p->n_rows - row < p->group ? p->n_rows - row : p->group;
         matmul_weight(n, n_cols, p->inner, p->in + row * p->ld_in, p->ld_in, p->w + col * p->inner, p->inner,
@@ -63,27 +64,28 @@ static int product_strip(void *context, size_t task, int worker) {
     return 0;
 }
 
-static size_t strips(size_t n_cols) {
-    return (n_cols + TILE_COLS - 1) / TILE_COLS;
+static size_t strips(const product *p) {
+    return (p->n_cols + p->strip - 1) / p->strip;
 }
 
 int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out) {
     product p = {.n_rows = n,
                  .group = PROJECT_ROWS,
                  .n_cols = (size_t)s->m->n_vocab,
+                 .strip = PROJECT_COLS,
                  .inner = (size_t)s->m->n_embd,
                  .ld_in = stride,
                  .ld_out = stride_out,
                  .in = hidden,
                  .w = s->output,
                  .out = out};
-    return pool_run(s->p, strips(p.n_cols), product_strip, &p);
+    return pool_run(s->p, strips(&p), product_strip, &p);
 }
 
 static int project(backend_steps *st, const float *in, size_t ld_in, size_t inner, const float *w, size_t n_cols,
                    int accumulate, float *out, size_t ld_out) {
-    product p = {st->n_rows, GROUP_ROWS, n_cols, inner, ld_in, ld_out, in, w, out, accumulate};
-    return pool_run(st->s->p, strips(n_cols), product_strip, &p);
+    product p = {st->n_rows, GROUP_ROWS, n_cols, STEP_COLS, inner, ld_in, ld_out, in, w, out, accumulate};
+    return pool_run(st->s->p, strips(&p), product_strip, &p);
 }
 
 /* ---- buffers ---------------------------------------------------------------------------------------------------- */
@@ -280,26 +282,30 @@ static void norm(backend_steps *st, const float *weight) {
         rows_rms_norm(st->x + i * st->ld_x, weight, (size_t)m->n_embd, m->norm_eps, st->normed + i * st->ld_x);
 }
 
-/* ff = up * silu(gate) in one strip of columns; the product handed in is up's. */
+/* ff or gate = normed * w^T */
+static product of_feed_forward(const backend_steps *st, const float *w, float *out) {
+    const model *m = st->s->m;
+    return (product){.n_rows = st->n_rows,
+                     .group = GROUP_ROWS,
+                     .n_cols = (size_t)m->n_ff,
+                     .strip = STEP_COLS,
+                     .inner = (size_t)m->n_embd,
+                     .ld_in = st->ld_x,
+                     .ld_out = st->ld_ff,
+                     .in = st->normed,
+                     .w = w,
+                     .out = out};
+}
+
+/* ff = up * silu(gate) in one strip of columns. */
 static int gated_strip(void *context, size_t task, int worker) {
     (void)worker;
     const backend_steps *st = context;
     const cpu_layer *w = &st->s->layer[st->layer];
-    product gate = {.n_rows = st->n_rows,
-                    .group = GROUP_ROWS,
-                    .n_cols = (size_t)st->s->m->n_ff,
-                    .inner = (size_t)st->s->m->n_embd,
-                    .ld_in = st->ld_x,
-                    .ld_out = st->ld_ff,
-                    .in = st->normed,
-                    .w = w->gate,
-                    .out = st->gate};
-    product up = gate;
-    up.w = w->up;
-    up.out = st->ff;
+    product gate = of_feed_forward(st, w->gate, st->gate), up = of_feed_forward(st, w->up, st->ff);
     multiply(&gate, task);
     multiply(&up, task);
-    size_t col = task * TILE_COLS, n = gate.n_cols - col < TILE_COLS ? gate.n_cols - col : TILE_COLS;
+    size_t col = task * gate.strip, n = gate.n_cols - col < gate.strip ? gate.n_cols - col : gate.strip;
     for (size_t i = 0; i < st->n; i++) rows_silu_gate(st->gate + i * st->ld_ff + col, st->ff + i * st->ld_ff + col, n);
     return 0;
 }
@@ -315,7 +321,8 @@ static int run_layer(backend_steps *st, int layer) {
     TRY(pool_run(st->s->p, st->n * (size_t)m->n_kv_head, attend_task, st));
     TRY(project(st, st->mix, st->ld_mix, q, w->o, n_embd, 1, st->x, st->ld_x));
     norm(st, w->ffn_norm);
-    TRY(pool_run(st->s->p, strips((size_t)m->n_ff), gated_strip, st));
+    product up = of_feed_forward(st, w->up, st->ff);
+    TRY(pool_run(st->s->p, strips(&up), gated_strip, st));
     return project(st, st->ff, st->ld_ff, (size_t)m->n_ff, w->down, n_embd, 1, st->x, st->ld_x);
 }
 
