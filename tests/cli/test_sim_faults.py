@@ -421,12 +421,19 @@ def test_closed_streams_do_not_reach_the_files(here):
         assert (here / a).read_bytes() == (here / b).read_bytes(), b
 
 
-# ---- calibrations ------------------------------------------------------------------------------------------------------
+# ---- calibrations ----------------------------------------------------------------------------------------------------
 
 
 def calibration(**other):
-    return {"format": "kvlag-calibration", "version": 1, "model": "tiny", "n_tokens": 300, "budgets": "40", "n": 9, "log_c": 0.4,
-            "s": 0.3, "families": {f: {"n": 2, "log_c": 0.4} for f in ("window", "static", "attention", "oracle")}, **other}  # fmt: skip
+    families = {name: {"n": 2, "log_c": 0.4} for name in ("window", "static", "attention", "oracle")}
+    facts = {"format": "kvlag-calibration", "version": 1, "model": "tiny", "n_tokens": 300, "budgets": "40", "n": 9}
+    return {**facts, "log_c": 0.4, "s": 0.3, "families": families, **other}
+
+
+BAD_FIELDS = [
+    {"format": "x"}, {"version": 2}, {"n": 1}, {"n": "9"}, {"log_c": 1e300}, {"s": -1}, {"families": {}}, {"families": 3},
+    {"model": 5},
+]  # fmt: skip
 
 
 def test_calibrations(sim_traces, tmp_path):
@@ -434,9 +441,8 @@ def test_calibrations(sim_traces, tmp_path):
     args = ["sim", "t.h5", "-p", "h2o", "-b", "40", "-o", "new.csv", "--calibration", "c.json"]
     refused(tmp_path, 1, "c.json", *args)
     whole = json.dumps(calibration())
-    for text in ["", "{", "[]", "{}", "7", whole[: len(whole) // 2], "x" * (1 << 21), whole.replace('"s"', '"t"'),
-                 *(json.dumps(calibration(**x)) for x in ({"version": 2}, {"n": 1}, {"log_c": 1e300}, {"s": -1}, {"families": {}},
-                                                         {"format": "x"}, {"families": 3}, {"n": "9"}, {"model": 5}))]:  # fmt: skip
+    bad = ["", "{", "[]", "{}", "7", whole[: len(whole) // 2], "x" * (1 << 21), whole.replace('"s"', '"t"')]
+    for text in bad + [json.dumps(calibration(**x)) for x in BAD_FIELDS]:
         (tmp_path / "c.json").write_text(text)
         refused(tmp_path, 1, "c.json", *args)
     (tmp_path / "c.json").write_text(json.dumps(calibration(model='a\n,"b')))
