@@ -13,8 +13,8 @@ import pytest
 
 KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
 MAKE_GGUF = os.path.abspath("tests/tiny/make_gguf.py")
-TEXT = ("And God saw the light, that it was good: and God divided the light from the darkness. Tirzah gold. Seth honey. "
-        "Tirzah gold.\n" * 8)  # fmt: skip
+TEXT = ("And God saw the light, that it was good: and God divided the light from the darkness. Tirzah gold. Seth "
+        "honey. Tirzah gold.\n" * 8)  # fmt: skip
 KEY = "trace seq policy spec budget_asked budget lag unit schedule pending n_prompt".split()
 FIGURES = "mode true_dloss true_kl kl_p99 top1_flips kept_overlap".split()
 GRID = ["-p", "h2o", "-p", "rmm", "-p", "tova", "-p", "window", "-b", "12,25%", "-L", "2,4"]
@@ -83,21 +83,23 @@ def test_file(folder, tmp_path, verify):
         assert lines[2] == f"# trace: t {f.attrs['content_hash']}"
     assert lines[3] == "# mode: open loop"
     assert lines[4] == ",".join(KEY + FIGURES)
-    assert [(r["seq"], r["spec"], r["budget_asked"]) for r in rows] == [
-        (seq, *c) for seq in "01" for c in [("h2o", "12"), ("h2o", "25%"), ("full", ""), ("window", "12"), ("window", "25%")]
-    ]
+    asked = [("h2o", "12"), ("h2o", "25%"), ("full", ""), ("window", "12"), ("window", "25%")]
+    assert [(r["seq"], r["spec"], r["budget_asked"]) for r in rows] == [(seq, *c) for seq in "01" for c in asked]
     for row in rows:
         costs = [float(row[name]) for name in FIGURES[1:5]]
         assert row["mode"] == "open" and row["kept_overlap"] == ""
-        assert costs == [0] * 4 if row["spec"] == "full" else costs[1] > 0 and costs[2] > costs[1] and 0 <= costs[3] <= 1
+        if row["spec"] == "full":
+            assert costs == [0] * 4
+        else:
+            assert costs[1] > 0 and costs[2] > costs[1] and 0 <= costs[3] <= 1
     assert "10 rows from 10 reruns, open loop" in said and "perplexity" in said and "warning" not in said
 
 
 def test_same_bytes_for_any_threads_and_company(folder, tmp_path):
     for mode in ("open", "closed"):
         for threads in (1, 3):
-            well("verify", folder / "tiny.gguf", folder / "t.h5", "-o", tmp_path / f"{threads}.csv", *GRID, "--mode", mode,
-                 "--threads", threads, "--force")  # fmt: skip
+            well("verify", folder / "tiny.gguf", folder / "t.h5", "-o", tmp_path / f"{threads}.csv", *GRID,
+                 "--mode", mode, "--threads", threads, "--force")  # fmt: skip
         assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "3.csv").read_bytes()
         well("verify", folder / "tiny.gguf", folder / "t.h5", "-o", tmp_path / "alone.csv", "-p", "tova", "-b", "25%",
              "--mode", mode, "--force")  # fmt: skip
@@ -114,7 +116,7 @@ def test_perplexity_is_that_of_the_trace(folder, verify):
 
 
 def test_closed_loop(folder, tmp_path, verify):
-    specs = ["-p", "window", "-p", "full", "-p", "h2o", "-p", "random", "-p", "rmm", "-p", "tova", "-b", "12", "-L", "4"]
+    specs = "-p window -p full -p h2o -p random -p rmm -p tova -b 12 -L 4".split()
     opened, _ = verify(*specs)
     closed, said = verify(*specs, "--mode", "closed")
     assert "closed loop" in said and "# mode: closed loop" in (tmp_path / "truth.csv").read_text()
@@ -137,8 +139,9 @@ def test_closed_loop(folder, tmp_path, verify):
 @pytest.fixture(scope="module")
 def results(folder):
     """r.csv and l.h5 of the grid, with schedules, units and pending entries of all kinds among the rows."""
-    well("sim", "t.h5", "-o", "r.csv", *GRID, "-p", "h2o(recent=2,sinks=1,unit=layer,schedule=every:4)", "-p",
-         "mix(evidence=attn,memory=first:3,hold=2)", "-p", "full", "--pending", "both", "--lifetimes", "l.h5", cwd=folder)  # fmt: skip
+    well("sim", "t.h5", "-o", "r.csv", *GRID, "-p", "h2o(recent=2,sinks=1,unit=layer,schedule=every:4)",
+         "-p", "mix(evidence=attn,memory=first:3,hold=2)", "-p", "full", "--pending", "both", "--lifetimes", "l.h5",
+         cwd=folder)  # fmt: skip
     return folder / "r.csv"
 
 
@@ -215,14 +218,15 @@ def test_calibrate(folder, tmp_path, verify):
     well("sim", folder / "t.h5", "-o", tmp_path / "r.csv", *GRID, "--calibration", file)
     priced = {key_of(r): r for r in rows_of(tmp_path / "r.csv")}
     # log c is the mean of log(true KL / fisher) over the reruns that cost enough
-    ratios = [np.log(float(r["true_kl"]) / float(priced[key_of(r)]["fisher"])) for r in rows if float(r["true_kl"]) >= 0.003]
+    costly = [r for r in rows if float(r["true_kl"]) >= 0.003]
+    ratios = [np.log(float(r["true_kl"]) / float(priced[key_of(r)]["fisher"])) for r in costly]
     assert made["n"] == len(ratios)
     assert abs(made["log_c"] - np.mean(ratios)) < 1e-5
 
 
 def test_too_few_reruns_to_calibrate(folder, tmp_path):
-    done = kvlag("verify", folder / "tiny.gguf", folder / "t.h5", "-o", tmp_path / "truth.csv", "-p", "full", "-p", "window",
-                 "-b", "12", "--calibrate", tmp_path / "c.json")  # fmt: skip
+    done = kvlag("verify", folder / "tiny.gguf", folder / "t.h5", "-o", tmp_path / "truth.csv", "-p", "full",
+                 "-p", "window", "-b", "12", "--calibrate", tmp_path / "c.json")  # fmt: skip
     assert done.returncode == 1 and "6" in done.stderr.splitlines()[-1]
     assert len(rows_of(tmp_path / "truth.csv")) == 4 and not (tmp_path / "c.json").exists()
 
@@ -272,7 +276,8 @@ H2O = ["-p", "h2o", "-b", "12"]
     (2, "--from-lifetimes brings its configurations", ["tiny.gguf", "t.h5", "--from-lifetimes", "l.h5", "-L", "3"]),
     (2, "RESULTS.csv brings its prompts", ["tiny.gguf", "t.h5", "r.csv", "--prompt", "9"]),
     (2, "--mode closed needs policies", ["tiny.gguf", "t.h5", "--from-lifetimes", "l.h5", "--mode", "closed"]),
-    (2, "oracle(mass) looks at the full run's future", ["tiny.gguf", "t.h5", "-p", "oracle(mass)", "-b", "12", "--mode", "closed"]),
+    (2, "oracle(mass) looks at the full run's future",
+     ["tiny.gguf", "t.h5", "-p", "oracle(mass)", "-b", "12", "--mode", "closed"]),
     (2, "--mode", ["tiny.gguf", "t.h5", *H2O, "--mode", "ajar"]),
     (2, "unknown policy 'h3o'", ["tiny.gguf", "t.h5", "-p", "h3o", "-b", "12"]),
     (2, "--prompt 91: sequence 0 of t.h5 has 90 tokens", ["tiny.gguf", "t.h5", *H2O, "--prompt", "91"]),
@@ -296,8 +301,10 @@ def test_no_file_is_harmed(faults):
     good = {name: (faults / name).read_bytes() for name in ("t.h5", "r.csv", "tiny.gguf")}
     for name in good:
         refused(2, name, faults, "verify", "tiny.gguf", "t.h5", "r.csv", "-o", name, "--force")
-        refused(2, name, faults, "verify", "tiny.gguf", "t.h5", "r.csv", "-o", "new.csv", "--calibrate", name, "--force")
-    refused(2, "writes it twice", faults, "verify", "tiny.gguf", "t.h5", *H2O, "-o", "new.csv", "--calibrate", "new.csv")
+        refused(2, name, faults, "verify", "tiny.gguf", "t.h5", "r.csv", "-o", "new.csv", "--calibrate", name,
+                "--force")  # fmt: skip
+    refused(2, "writes it twice", faults, "verify", "tiny.gguf", "t.h5", *H2O, "-o", "new.csv",
+            "--calibrate", "new.csv")  # fmt: skip
     (faults / "old.csv").write_text("old")
     done = kvlag("verify", "tiny.gguf", "t.h5", *H2O, "-o", "old.csv", cwd=faults)
     assert done.returncode != 0 and "--force" in done.stderr and (faults / "old.csv").read_text() == "old"
