@@ -36,7 +36,7 @@ MAKEFLAGS += --no-builtin-rules
 
 # ./kvlag is the release build; other modes stay in their folder.
 all: $(BUILD)/kvlag
-	@test $(MODE) != release || cmp -s $< kvlag || cp $< kvlag
+	@test $(MODE) != release || cmp -s $< kvlag || { cp $< kvlag.tmp && mv kvlag.tmp kvlag; }
 
 $(BUILD)/kvlag: $(BUILD)/kvlag.o $(LIBRARY)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)

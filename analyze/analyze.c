@@ -159,15 +159,8 @@ static int commit(analyze *a, outfile *out) {
 static int write_text(analyze *a, const figure *f, const char *ending, const text *content) {
     outfile out = {0};
     TRY(begin_file(a, f, ending, &out));
-    FILE *file = fopen(out.temp, "wb");
-    bool fine = file && fwrite(content->data, 1, content->n, file) == content->n;
-    int why = errno;
-    if (file && fclose(file) != 0 && fine) {
-        why = errno;
-        fine = false;
-    }
-    if (fine) return commit(a, &out);
-    int code = err_set(ERR_DATA, "%s: write failed: %s", out.path, strerror(why));
+    int code = outfile_write(&out, content->data, content->n);
+    if (!code) return commit(a, &out);
     outfile_abort(&out);
     return code;
 }

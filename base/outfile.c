@@ -84,6 +84,14 @@ int outfile_begin(outfile *f, const char *path, bool force, const char *const *i
     return code;
 }
 
+int outfile_write(const outfile *f, const void *bytes, size_t n) {
+    FILE *out = fopen(f->temp, "wb");
+    int why = out ? 0 : errno;
+    if (out && fwrite(bytes, 1, n, out) != n) why = errno;
+    if (out && fclose(out) != 0 && !why) why = errno;
+    return why ? err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(why)) : 0;
+}
+
 int outfile_commit(outfile *f) {
     int fd = open(f->temp, O_RDWR), code = 0;
     if (fd < 0 || fsync(fd) != 0) code = err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(errno));

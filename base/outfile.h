@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef struct outfile {
     char *path; /* where it will appear */
@@ -15,6 +16,9 @@ typedef struct outfile {
  * the n `inputs` and no output begun before, compared as files, not as names) and choose a temporary name. Creates the
  * empty temporary file. Returns 0, or ERR_DATA / ERR_USAGE with nothing to release. */
 int outfile_begin(outfile *f, const char *path, bool force, const char *const *inputs, int n_inputs);
+
+/* Make `bytes` the whole content of the temporary file. Returns 0 or ERR_DATA "PATH: write failed: ...". */
+int outfile_write(const outfile *f, const void *bytes, size_t n);
 
 /* Sync the temporary file and give it its name. On failure the temporary file is gone. Releases f either way. */
 int outfile_commit(outfile *f);

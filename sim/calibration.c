@@ -140,13 +140,11 @@ int calibration_write(const char *path, bool force, const calibration *c) {
     outfile f;
     TRY(outfile_begin(&f, path, force, NULL, 0));
     char *printed = print(c);
-    FILE *out = printed ? fopen(f.temp, "wb") : NULL;
-    bool good = out && fputs(printed, out) >= 0 && fputc('\n', out) >= 0;
-    if (out && fclose(out) != 0) good = false;
+    int code = printed ? outfile_write(&f, printed, strlen(printed)) : err_set(ERR_DATA, "%s: out of memory", path);
     free(printed);
-    if (good) return outfile_commit(&f);
+    if (!code) return outfile_commit(&f);
     outfile_abort(&f);
-    return err_set(ERR_DATA, "%s: write failed: %s", path, strerror(errno));
+    return code;
 }
 
 static int read_text(const char *path, char **out) {

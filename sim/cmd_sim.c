@@ -484,18 +484,10 @@ static int write_blocks(const job *j, blocks_writer *b) {
     return 0;
 }
 
-static int write_file(const outfile *f, const text *content) {
-    FILE *out = fopen(f->temp, "wb");
-    if (!out) return err_set(ERR_DATA, "%s: cannot be written", f->path);
-    int why = fwrite(content->data, 1, content->n, out) == content->n ? 0 : errno;
-    if (fclose(out) != 0 && !why) why = errno;
-    return why ? err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(why)) : 0;
-}
-
 static int write_csv(const job *j, const outfile *f) {
     text csv = {0};
     int code = compose(j, &csv);
-    if (!code) code = write_file(f, &csv);
+    if (!code) code = outfile_write(f, csv.data, csv.n);
     text_free(&csv);
     return code;
 }

@@ -203,10 +203,19 @@ static const char *flag_for(const sim_flags *f, const char *param, const sim_ask
     return !*evidence || strcmp(evidence, "random") == 0 ? f->seed : NULL;
 }
 
+/* An entry that just arrived has the smallest sum of all: without a hold it is the one that leaves. */
+static void warn_of_newest(const sim_ask *ask) {
+    const char *memory = ask->policy->memory ? ask->policy->memory : ask_text(ask, "memory");
+    if (strcmp(memory, "sum") == 0 && strcmp(ask_text(ask, "hold"), "0") == 0)
+        say("%s: with hold=0 the newest entry is always the lowest and leaves at once (hold=1 keeps it)",
+            ask->policy->name);
+}
+
 /* Lists in the spec: every combination, the first parameter outermost. */
 static int expand_params(grid *g, const spec *s, int index, sim_ask *ask) {
     const policy_param *p = &s->policy->params[index];
     if (!p->name) {
+        warn_of_newest(ask);
         int lag = param_index(s->policy, "lag");
         return expand_budgets(g, ask, lag >= 0 && s->param[lag].n > 0);
     }

@@ -379,12 +379,9 @@ static int compose(const job *j, text *csv) {
 static int write_truth(const job *j, const outfile *f) {
     text csv = {0};
     int code = compose(j, &csv);
-    FILE *out = code ? NULL : fopen(f->temp, "wb");
-    bool good = out && fwrite(csv.data, 1, csv.n, out) == csv.n;
-    if (out) good &= fclose(out) == 0;
+    if (!code) code = outfile_write(f, csv.data, csv.n);
     text_free(&csv);
-    if (code) return code;
-    return good ? 0 : err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(errno));
+    return code;
 }
 
 /* Budgets as asked, without repetition, as far as they fit. */

@@ -490,3 +490,10 @@ def test_texts_too_short_to_trace(sim_traces, tmp_path):
         refused(tmp_path, 1, name, "trace", sim_traces / "tiny.gguf", name, "-o", "new.h5")
     genesis = ROOT / "demo/genesis.txt"
     refused(tmp_path, 2, "--tokens", "trace", sim_traces / "tiny.gguf", genesis, "-o", "new.h5", "--tokens", "x")
+
+
+def test_a_hold_of_nothing_is_warned_of(here):
+    done = kvlag("sim", here / "t.h5", "-o", here / "r.csv", "-p", "h2o(recent=0)", "-b", "20", "--force")
+    assert done.returncode == 0 and b"newest entry is always the lowest" in done.stderr
+    done = kvlag("sim", here / "t.h5", "-o", here / "s.csv", "-p", "h2o(recent=1)", "-p", "tova", "-b", "20")
+    assert done.returncode == 0 and b"newest" not in done.stderr
