@@ -172,6 +172,18 @@ static void unshuffle2(const void *from, void *to, size_t n) {
     }
 }
 
+static void unshuffle2_to_f32(const uint8_t *low, const uint8_t *high, float *to, size_t n) {
+    size_t i = 0;
+#if defined(__F16C__)
+    for (; i + 16 <= n; i += 16) {
+        __m128i l = _mm_loadu_si128((const void *)(low + i)), h = _mm_loadu_si128((const void *)(high + i));
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_unpacklo_epi8(l, h)));
+        _mm256_storeu_ps(to + i + 8, _mm256_cvtph_ps(_mm_unpackhi_epi8(l, h)));
+    }
+#endif
+    for (; i < n; i++) to[i] = half_to_f32((half)(low[i] | high[i] << 8));
+}
+
 /* ---- scores ----------------------------------------------------------------------------------------------------- */
 
 static void pack_keys(const float *keys, size_t n, size_t dim, float *packed) {
@@ -271,6 +283,24 @@ static double sum(const float *x, size_t n) {
     v16f acc = splat(0.0f);
     for (size_t i = 0; i < n; i += LANES) acc += load(x + i);
     return total(acc);
+}
+
+static double normalise(float *row, size_t first, size_t n) {
+    v16f acc = splat(0.0f);
+    v16i negative = splat_i(0);
+    first = first / LANES * LANES;
+    for (size_t i = first; i < n; i += LANES) {
+        v16f x = load(row + i);
+        acc += x;
+        negative |= x < splat(0.0f);
+    }
+    double mass = total(acc);
+    int32_t bad = !(mass > 0 && mass < INFINITY);
+    for (int l = 0; l < LANES; l++) bad |= negative[l];
+    if (bad) return NAN;
+    v16f inverse = splat((float)(1 / mass));
+    for (size_t i = first; i < n; i += LANES) store(row + i, load(row + i) * inverse);
+    return mass;
 }
 
 static double dot(const float *x, const float *y, size_t n) {
@@ -396,10 +426,12 @@ const kernel_table KERNELS = {
     .f32_to_f16 = f32_to_f16,
     .shuffle2 = shuffle2,
     .unshuffle2 = unshuffle2,
+    .unshuffle2_to_f32 = unshuffle2_to_f32,
     .pack_keys = pack_keys,
     .scores = scores,
     .softmax = softmax,
     .sum = sum,
+    .normalise = normalise,
     .dot = dot,
     .deviation = deviation,
     .masked_sums = masked_sums,

@@ -28,6 +28,8 @@ typedef struct kernel_table {
     /* HDF5's byte shuffle for 2-byte elements: all low bytes, then all high bytes. n elements, any alignment. */
     void (*shuffle2)(const void *from, void *to, size_t n);
     void (*unshuffle2)(const void *from, void *to, size_t n);
+    /* unshuffle2 and f16_to_f32 in one, for any part of the two planes: n low bytes, n high bytes. */
+    void (*unshuffle2_to_f32)(const uint8_t *low, const uint8_t *high, float *to, size_t n);
 
     /* Keys [n][dim] -> blocks [pad(n)/16][dim][16], zero beyond n: the layout `scores` reads. */
     void (*pack_keys)(const float *keys, size_t n, size_t dim, float *packed);
@@ -45,6 +47,9 @@ typedef struct kernel_table {
 
     /* Sum of a padded row's n entries (lanes f32, total f64). */
     double (*sum)(const float *x, size_t n);
+    /* Divide a padded row by `sum` of its n entries, in place; those before `first` are zero. Returns the sum, or NaN
+     * if an entry is negative or the sum is no positive finite number; the row is then as it was. */
+    double (*normalise)(float *row, size_t first, size_t n);
     /* Sum of x[i] * y[i], fused in lanes. Both padded. */
     double (*dot)(const float *x, const float *y, size_t n);
 

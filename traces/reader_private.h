@@ -16,6 +16,9 @@ struct trace {
     bool has_wo;
     trace_sequence *seq;
     size_t n_seq;
+
+    char *spare; /* the band of a layer that was closed, for the next one */
+    size_t spare_bytes;
 };
 
 /* A band is one row of tiles of all query heads: of attn/probs as stored (half or f32, only the columns that its rows

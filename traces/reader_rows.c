@@ -102,16 +102,36 @@ static int read_kv(trace_layer *l, const char *array, bool keys, pool *p) {
     return code;
 }
 
+/* Bands are large, and are overwritten before they are read: one that the layer before left saves clearing another. */
+static int take_band(trace_layer *l, const char *name) {
+    trace *t = l->t;
+    size_t bytes = band_bytes(&l->source, &t->model);
+    if (t->spare_bytes != bytes) {
+        mem_free(t->spare);
+        t->spare = mem_new(bytes, 1, name);
+    }
+    l->tile = t->spare;
+    t->spare = NULL;
+    t->spare_bytes = 0;
+    return l->tile ? 0 : ERR_DATA;
+}
+
+static void leave_band(trace_layer *l) {
+    mem_free(l->t->spare);
+    l->t->spare = l->tile;
+    l->t->spare_bytes = l->tile ? band_bytes(&l->source, &l->t->model) : 0;
+}
+
 static int open_layer(trace_layer *l, pool *p) {
     const trace_model *m = &l->t->model;
     char name[64];
     name_of(name, l->seq, l->dense ? "probs" : "q");
     TRY(tiles_open(&l->source, l->t->h5, l->t->path, name, 4, !l->dense));
     tiles *s = &l->source;
+    s->planes = l->dense && s->packed && s->size == 2; /* dense rows are taken from the chunks as they are */
     l->tile_bytes = (size_t)s->rows * (size_t)s->cols * s->size;
     l->head_bytes = tiles_across(s) * l->tile_bytes;
-    l->tile = mem_new(band_bytes(s, m), 1, name);
-    if (!l->tile) return ERR_DATA;
+    TRY(take_band(l, name));
     if (!l->dense) {
         l->keys_stride = kernel_pad((size_t)l->n_tokens) * l->dim;
         l->q = mem_new((size_t)m->n_head * (size_t)s->rows * l->dim, sizeof *l->q, name);
@@ -145,8 +165,8 @@ int trace_layer_open(trace *t, size_t seq, int layer, trace_form form, pool *p, 
 
 void trace_layer_close(trace_layer *l) {
     if (!l) return;
+    leave_band(l);
     tiles_close(&l->source);
-    mem_free(l->tile);
     mem_free(l->q);
     mem_free(l->keys);
     mem_free(l->v);
@@ -199,33 +219,31 @@ static int bad_row(const trace_layer *l, int head, int32_t row, const char *what
                    head, row);
 }
 
-/* Divide by the row's own sum. */
-static int normalise(const trace_layer *l, int head, int32_t t, float *row, int32_t first) {
-    double sum = kernels()->sum(row, (size_t)t + 1);
-    if (!isfinite(sum) || sum <= 0)
-        return bad_row(l, head, t, "a row that cannot be normalised (its sum is 0 or not finite)");
-    float by = (float)(1 / sum);
-    int negative = 0;
-    /* Whole groups of lanes: what lies before `first` and after t is zero. */
-    for (int32_t i = first / KERNEL_LANES * KERNEL_LANES; i <= t; i += KERNEL_LANES)
-        for (int32_t j = i; j < i + KERNEL_LANES; j++) {
-            negative |= row[j] < 0;
-            row[j] *= by;
-        }
-    return negative ? bad_row(l, head, t, "a negative probability") : 0;
+static int bad_dense_row(const trace_layer *l, int head, int32_t t, const float *row) {
+    for (int32_t i = 0; i <= t; i++)
+        if (row[i] < 0) return bad_row(l, head, t, "a negative probability");
+    return bad_row(l, head, t, "a row that cannot be normalised (its sum is 0 or not finite)");
+}
+
+/* n values of a row of a tile, from its column 0 on. */
+static void tile_row(const tiles *s, const char *tile, int32_t row, float *to, size_t n) {
+    size_t cols = (size_t)s->cols, at = (size_t)row * cols;
+    const uint8_t *low = (const uint8_t *)tile + at;
+    if (s->planes) kernels()->unshuffle2_to_f32(low, low + (size_t)s->rows * cols, to, n);
+    else reader_widen(tile + at * s->size, s->size, to, n);
 }
 
 static int dense_row(const trace_layer *l, int head, int32_t t, float *row, size_t stride) {
     const tiles *s = &l->source;
     int32_t first = first_reachable(l, t);
-    const char *line = l->tile + (size_t)head * l->head_bytes + (size_t)(t % s->rows) * (size_t)s->cols * s->size;
+    const char *tile = l->tile + (size_t)head * l->head_bytes;
     for (int32_t col = first / s->cols * s->cols; col <= t; col += s->cols) {
         int32_t n = t + 1 - col < s->cols ? t + 1 - col : s->cols;
-        reader_widen(line + (size_t)(col / s->cols) * l->tile_bytes, s->size, row + col, (size_t)n);
+        tile_row(s, tile + (size_t)(col / s->cols) * l->tile_bytes, t % s->rows, row + col, (size_t)n);
     }
     memset(row, 0, (size_t)first * sizeof *row);
     memset(row + t + 1, 0, (stride - (size_t)t - 1) * sizeof *row);
-    return normalise(l, head, t, row, first);
+    return isnan(kernels()->normalise(row, (size_t)first, (size_t)t + 1)) ? bad_dense_row(l, head, t, row) : 0;
 }
 
 /* Scores of some rows of one head against every key that one of them can reach, then each row's softmax. */

@@ -139,7 +139,9 @@ static int unpack(void *context, size_t i, int worker) {
         memset(job->to, 0, bytes);
         return 0;
     }
-    int code = zstd_unpack(t->work[worker], t->frame[i], job->bytes, job->skipped, bytes / t->size, t->size, job->to);
+    zstd_work *w = t->work[worker];
+    int code = t->planes ? zstd_unpack_planes(w, t->frame[i], job->bytes, job->skipped, bytes / 2, job->to)
+                         : zstd_unpack(w, t->frame[i], job->bytes, job->skipped, bytes / t->size, t->size, job->to);
     return code ? corrupt(t, job->offset, err_message()) : 0;
 }
 

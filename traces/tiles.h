@@ -20,6 +20,7 @@ typedef struct tiles {
     hid_t set;
     hdf_layout layout;
     bool packed;        /* raw chunks, else through HDF5 */
+    bool planes;        /* set by the caller where packed and size is 2: chunks stay shuffled, see zstd_unpack_planes */
     size_t size;        /* bytes of a value handed out: 2 = half, 4 = f32 */
     int32_t rows, cols; /* of a tile; the tiles at the edges are padded */
     int64_t cache;      /* bytes HDF5 may use for its chunk cache */

@@ -168,23 +168,28 @@ static int decompress(zstd_work *w, const void *frame, size_t bytes, void *to, s
     return 0;
 }
 
-int zstd_unpack(zstd_work *w, const void *frame, size_t bytes, unsigned skipped, size_t n, size_t size, void *values) {
-    size_t content = n * size;
-    bool shuffled = !(skipped & 1) && size > 1, compressed = !(skipped & 2);
-    if (!compressed && bytes != content)
+/* Undo the compression only. */
+static int inflate(zstd_work *w, const void *frame, size_t bytes, unsigned skipped, size_t content, void *to) {
+    if (!(skipped & 2)) return decompress(w, frame, bytes, to, content);
+    if (bytes != content)
         return err_set(ERR_DATA, "an uncompressed chunk of %zu bytes where %zu belong", bytes, content);
-    if (!shuffled) {
-        if (compressed) return decompress(w, frame, bytes, values, content);
-        memcpy(values, frame, content);
-        return 0;
-    }
-    if (!compressed) {
-        unshuffle(frame, values, n, size);
-        return 0;
-    }
-    TRY(mem_grow((void **)&w->shuffled, &w->shuffled_capacity, content, 1, "chunk"));
-    TRY(decompress(w, frame, bytes, w->shuffled, content));
+    memcpy(to, frame, content);
+    return 0;
+}
+
+int zstd_unpack(zstd_work *w, const void *frame, size_t bytes, unsigned skipped, size_t n, size_t size, void *values) {
+    if ((skipped & 1) || size == 1) return inflate(w, frame, bytes, skipped, n * size, values);
+    TRY(mem_grow((void **)&w->shuffled, &w->shuffled_capacity, n * size, 1, "chunk"));
+    TRY(inflate(w, frame, bytes, skipped, n * size, w->shuffled));
     unshuffle(w->shuffled, values, n, size);
+    return 0;
+}
+
+int zstd_unpack_planes(zstd_work *w, const void *frame, size_t bytes, unsigned skipped, size_t n, void *planes) {
+    if (!(skipped & 1)) return inflate(w, frame, bytes, skipped, 2 * n, planes);
+    TRY(mem_grow((void **)&w->shuffled, &w->shuffled_capacity, 2 * n, 1, "chunk"));
+    TRY(inflate(w, frame, bytes, skipped, 2 * n, w->shuffled));
+    shuffle(w->shuffled, planes, n, 2);
     return 0;
 }
 

@@ -30,6 +30,9 @@ int zstd_pack(zstd_work *w, const void *values, size_t n, size_t size, void **fr
  * compressed. The message says what is wrong with the frame; the caller says where. */
 int zstd_unpack(zstd_work *w, const void *frame, size_t bytes, unsigned skipped, size_t n, size_t size, void *values);
 
+/* The same for values of 2 bytes, leaving them shuffled: n low bytes, then n high bytes. */
+int zstd_unpack_planes(zstd_work *w, const void *frame, size_t bytes, unsigned skipped, size_t n, void *planes);
+
 /* Most bytes a frame of n bytes of content may take. */
 size_t zstd_frame_bound(size_t n);
 

@@ -49,6 +49,7 @@ static void conversions_agree(void **state) {
     enum { M = 100003 };
     float *f = mem_new(M, sizeof *f, "test"), *back = mem_new(M, sizeof *back, "test");
     half *h = mem_new(M, sizeof *h, "test");
+    uint8_t *planes = mem_new(M, 2, "test");
     for (uint32_t i = 0; i < M; i++) {
         float x = half_from_bits(rng_philox(3, i, 0, 0, 0).v[0]);
         f[i] = isnan(x) ? 0.5f : x;
@@ -58,6 +59,13 @@ static void conversions_agree(void **state) {
         list[k]->f32_to_f16(f, h, M);
         for (int i = 0; i < M; i++) assert_int_equal(h[i], half_from_f32(f[i]));
         list[k]->f16_to_f32(h, back, M);
+        for (int i = 0; i < M; i++) assert_true(back[i] == half_to_f32(h[i]));
+        memset(back, 0xff, M * sizeof *back);
+        list[k]->shuffle2(h, planes, M);
+        for (size_t at = 0, n = 0; at < M; at += n, n++) { /* parts of every length from 0 on */
+            n = n < M - at ? n : M - at;
+            list[k]->unshuffle2_to_f32(planes + at, planes + M + at, back + at, n);
+        }
         for (int i = 0; i < M; i++) assert_true(back[i] == half_to_f32(h[i]));
         half s[7], u[7];
         list[k]->shuffle2(h, s, 7);
@@ -71,6 +79,37 @@ static void conversions_agree(void **state) {
     mem_free(f);
     mem_free(back);
     mem_free(h);
+    mem_free(planes);
+}
+
+static void rows_are_divided_by_their_sums(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    float row[48] __attribute__((aligned(64)));
+    for (int k = 0; k < n_tables; k++) {
+        memset(row, 0, sizeof row);
+        row[20] = 1;
+        row[33] = 5;
+        row[34] = 2;
+        assert_true(list[k]->normalise(row, 20, 35) == 8);
+        assert_true(row[20] == 0.125f && row[33] == 0.625f && row[34] == 0.25f && row[19] == 0 && row[35] == 0);
+        row[33] = -0.25f;
+        assert_true(isnan(list[k]->normalise(row, 20, 35)) && row[34] == 0.25f && row[33] == -0.25f);
+        const float bad[] = {NAN, INFINITY, 0};
+        for (int i = 0; i < 3; i++) {
+            memset(row, 0, sizeof row);
+            row[7] = bad[i];
+            assert_true(isnan(list[k]->normalise(row, 0, 8)));
+        }
+        float *x = array(N, 9), *y = array(N, 9);
+        for (int i = 0; i < N; i++) x[i] = y[i] = fabsf(x[i]);
+        float by = (float)(1 / list[k]->sum(x, N));
+        assert_true(list[k]->normalise(x, 0, N) == list[k]->sum(y, N));
+        for (int i = 0; i < N; i++) assert_true(x[i] == y[i] * by);
+        mem_free(x);
+        mem_free(y);
+    }
 }
 
 static void scores_are_dot_products(void **state) {
@@ -276,6 +315,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(half_conversion_is_round_to_nearest_even),
         cmocka_unit_test(conversions_agree),
+        cmocka_unit_test(rows_are_divided_by_their_sums),
         cmocka_unit_test(scores_are_dot_products),
         cmocka_unit_test(softmax_matches_plain),
         cmocka_unit_test(sums_match_plain),

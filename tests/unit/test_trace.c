@@ -293,6 +293,31 @@ static void shuffle_and_pack_undo_each_other(void **state) {
     zstd_work_free(w);
 }
 
+/* HDF5 lets a chunk skip either filter: bit 0 of its mask is the shuffle, bit 1 the compression. */
+static void chunks_may_skip_a_filter(void **state) {
+    (void)state;
+    const half values[3] = {0x0201, 0x0403, 0x0605};
+    const uint8_t shuffled[6] = {1, 3, 5, 2, 4, 6};
+    zstd_work *w;
+    BUILD_OK(zstd_work_new(&w));
+    for (unsigned skipped = 0; skipped < 4; skipped++) {
+        const void *stored = skipped & 1 ? (const void *)values : shuffled;
+        void *frame = NULL;
+        size_t bytes = 6;
+        uint8_t planes[6];
+        half got[3];
+        if (!(skipped & 2)) BUILD_OK(zstd_pack(w, stored, 6, 1, &frame, &bytes));
+        const void *chunk = frame ? frame : stored;
+        BUILD_OK(zstd_unpack(w, chunk, bytes, skipped, 3, 2, got));
+        assert_memory_equal(got, values, 6);
+        BUILD_OK(zstd_unpack_planes(w, chunk, bytes, skipped, 3, planes));
+        assert_memory_equal(planes, shuffled, 6);
+        assert_int_not_equal(zstd_unpack_planes(w, chunk, bytes, skipped, 2, planes), 0);
+        mem_free(frame);
+    }
+    zstd_work_free(w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(both_forms_at_the_edges_of_a_chunk),
@@ -305,6 +330,7 @@ int main(void) {
         cmocka_unit_test(content_hash_follows_the_content),
         cmocka_unit_test(filters_are_mandatory),
         cmocka_unit_test(shuffle_and_pack_undo_each_other),
+        cmocka_unit_test(chunks_may_skip_a_filter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
