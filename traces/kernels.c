@@ -12,6 +12,9 @@
 #define INLINE static inline __attribute__((always_inline))
 enum { LANES = KERNEL_LANES };
 
+/* Below this a mass has no reciprocal in f32. */
+#define LEAST_MASS 0x1p-126
+
 typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 
@@ -295,7 +298,7 @@ static double normalise(float *row, size_t first, size_t n) {
         negative |= x < splat(0.0f);
     }
     double mass = total(acc);
-    int32_t bad = !(mass > 0 && mass < INFINITY);
+    int32_t bad = !(mass >= LEAST_MASS && mass < INFINITY);
     for (int l = 0; l < LANES; l++) bad |= negative[l];
     if (bad) return NAN;
     v16f inverse = splat((float)(1 / mass));
@@ -405,7 +408,7 @@ static void resident_row(const float *const *heads, int n_head, const int32_t *e
     for (int h = 0; h < n_head; h++) {
         float *a = n_head == 1 ? row : scratch;
         double mass = gather_residents(heads[h], entry, n, a);
-        v16f inverse = splat(mass > 0 ? (float)(1.0 / mass) : 0.0f);
+        v16f inverse = splat(mass >= LEAST_MASS ? (float)(1.0 / mass) : 0.0f);
         for (size_t j = 0; j < padded; j += LANES) {
             v16f v = load(a + j) * inverse;
             if (h) {

@@ -66,7 +66,7 @@ typedef struct kernel_table {
 
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
      * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
-     * resident mass is 0 contributes 0. row has room for pad(n), scratch too. */
+     * resident mass is 0 (below 2^-126) contributes 0. row has room for pad(n), scratch too. */
     void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
                          float *scratch, float *row);
 } kernel_table;

@@ -222,7 +222,7 @@ static int bad_row(const trace_layer *l, int head, int32_t row, const char *what
 static int bad_dense_row(const trace_layer *l, int head, int32_t t, const float *row) {
     for (int32_t i = 0; i <= t; i++)
         if (row[i] < 0) return bad_row(l, head, t, "a negative probability");
-    return bad_row(l, head, t, "a row that cannot be normalised (its sum is 0 or not finite)");
+    return bad_row(l, head, t, "a row that cannot be normalised (its sum is 0, below 2^-126 or not finite)");
 }
 
 /* n values of a row of a tile, from its column 0 on. */

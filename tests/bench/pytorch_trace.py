@@ -25,7 +25,7 @@ LEFT_OUT = {"seq/0000/attn/lse", "seq/0000/attn/row_sum", "seq/0000/pieces", "se
 
 def new_dataset(f, name, dtype, shape, chunks):
     return f.create_dataset(
-        name, shape, dtype, chunks=chunks, shuffle=True, compression=hdf5plugin.Zstd(clevel=3), track_times=False
+        name, shape, dtype, chunks=chunks, shuffle=True, compression=hdf5plugin.Zstd(clevel=1), track_times=False
     )
 
 
