@@ -155,54 +155,136 @@ static int compute_evidence(pass *w) {
     return pool_run(w->p, (units + 1) * chunks_of(w), finish_evidence_task, w);
 }
 
-/* ---- hindsight -------------------------------------------------------------------------------------------------- */
+/* ---- hindsight ----------------------------------------------------------------------------------------------------
+ */
 
-static void add_columns(double *total, const float *row, int32_t from, int32_t to) {
-    for (int32_t i = from; i < to; i++) total[i] += (double)row[i];
+/* One unit (number n_kv_head is the layer), some columns of the tile's rows. */
+typedef struct columns {
+    int unit, h0, h1; /* its query heads */
+    int32_t from, to; /* columns */
+    float *evidence;  /* of the unit */
+} columns;
+
+static size_t column_chunks(const pass *w) {
+    return (w->stride + COLUMNS_A_TASK - 1) / COLUMNS_A_TASK;
 }
 
-/* One unit (the layer is the last one), some columns: sums over the counted rows in order of step and head. */
-static int future_task(void *context, size_t index, int worker) {
+static columns columns_at(const pass *w, size_t index) {
+    int unit = (int)(index / column_chunks(w)), n_kv = w->m->n_kv_head;
+    bool whole = unit == n_kv;
+    columns c = {.unit = unit, .from = (int32_t)(index % column_chunks(w) * COLUMNS_A_TASK)};
+    c.to = c.from + COLUMNS_A_TASK < w->n_tokens ? c.from + COLUMNS_A_TASK : w->n_tokens;
+    c.h0 = whole ? 0 : unit * w->group;
+    c.h1 = whole ? w->m->n_head : c.h0 + w->group;
+    if (w->evidence) c.evidence = whole ? w->evidence_layer : evidence_of_head(w, unit);
+    return c;
+}
+
+/* What row r adds to the sums of the unit's columns: its mean row, or its Fisher evidence. */
+static void row_values(const pass *w, const columns *c, bool fisher, int32_t r, double *value) {
+    int32_t end = w->row0 + r + 1 < c->to ? w->row0 + r + 1 : c->to;
+    memset(value, 0, (size_t)(c->to - c->from) * sizeof *value);
+    if (fisher) {
+        const float *row = evidence_row(w, c->evidence, 2, r);
+        for (int32_t i = c->from; i < end; i++) value[i - c->from] = (double)row[i];
+        return;
+    }
+    for (int h = c->h0; h < c->h1; h++) {
+        const float *row = row_of(w, h, r);
+        for (int32_t i = c->from; i < end; i++) value[i - c->from] += (double)row[i];
+    }
+    for (int32_t i = c->from; i < end; i++) value[i - c->from] /= c->h1 - c->h0;
+}
+
+static double *sums_of(const pass *w, const future *f, int unit) {
+    return unit == w->m->n_kv_head ? f->layer : f->head + (size_t)unit * (size_t)w->n_tokens;
+}
+
+static double *after_row(const pass *w, const future *f, int unit, int32_t r) {
+    double *of_unit =
+        unit == w->m->n_kv_head ? f->after_layer : f->after_head + (size_t)unit * (size_t)w->tile * w->stride;
+    return of_unit + (size_t)r * w->stride;
+}
+
+/* First pass: sums over the counted rows, in order of step. */
+static void add_future(const pass *w, const columns *c, const future *f, bool fisher) {
+    double value[COLUMNS_A_TASK], *sum = sums_of(w, f, c->unit) + c->from;
+    for (int32_t r = 0; r < w->n_rows && f->wanted; r++) {
+        if (!w->counted[w->row0 + r]) continue;
+        row_values(w, c, fisher, r, value);
+        for (int32_t i = 0; i < c->to - c->from; i++) sum[i] += value[i];
+    }
+}
+
+/* Second pass: take the rows away again, and keep what is left after each. */
+static void spend_future(const pass *w, const columns *c, const future *f, bool fisher) {
+    double value[COLUMNS_A_TASK], *sum = sums_of(w, f, c->unit) + c->from;
+    size_t bytes = (size_t)(c->to - c->from) * sizeof *sum;
+    for (int32_t r = 0; r < w->n_rows && f->wanted; r++) {
+        if (w->counted[w->row0 + r]) {
+            row_values(w, c, fisher, r, value);
+            for (int32_t i = 0; i < c->to - c->from; i++) sum[i] -= value[i];
+        }
+        memcpy(after_row(w, f, c->unit, r) + c->from, sum, bytes);
+    }
+}
+
+static int add_future_task(void *context, size_t index, int worker) {
     (void)worker;
     pass *w = context;
-    size_t chunks = (w->stride + COLUMNS_A_TASK - 1) / COLUMNS_A_TASK, unit = index / chunks, n = (size_t)w->n_tokens;
-    bool whole = unit == (size_t)w->m->n_kv_head;
-    int32_t from = (int32_t)(index % chunks * COLUMNS_A_TASK), end = from + COLUMNS_A_TASK;
-    for (int32_t r = 0; r < w->n_rows; r++) {
-        int32_t t = w->row0 + r, to = t + 1 < end ? t + 1 : end;
-        if (!w->counted[t]) continue;
-        for (int h = (int)unit * w->group; w->mass.wanted && !whole && h < ((int)unit + 1) * w->group; h++)
-            add_columns(w->mass.head + unit * n, row_of(w, h, r), from, to);
-        if (!w->fisher.wanted) continue;
-        float *of_unit = whole ? w->evidence_layer : evidence_of_head(w, (int)unit);
-        add_columns(whole ? w->fisher.layer : w->fisher.head + unit * n, evidence_row(w, of_unit, 2, r), from, to);
-    }
+    columns c = columns_at(w, index);
+    add_future(w, &c, &w->mass, false);
+    add_future(w, &c, &w->fisher, true);
     return 0;
+}
+
+static int spend_future_task(void *context, size_t index, int worker) {
+    (void)worker;
+    pass *w = context;
+    columns c = columns_at(w, index);
+    spend_future(w, &c, &w->mass, false);
+    spend_future(w, &c, &w->fisher, true);
+    return 0;
+}
+
+static int each_column(pass *w, pool_task work) {
+    if (!w->mass.wanted && !w->fisher.wanted) return 0;
+    return pool_run(w->p, ((size_t)w->m->n_kv_head + 1) * column_chunks(w), work, w);
+}
+
+static void clear_future(const pass *w, const future *f) {
+    size_t bytes = (size_t)w->n_tokens * sizeof(double);
+    if (!f->wanted) return;
+    memset(f->head, 0, (size_t)w->m->n_kv_head * bytes);
+    memset(f->layer, 0, bytes);
 }
 
 /* First pass over a layer: column sums, over the counted steps, of the mean row and of the Fisher evidence. */
 static int sum_future(pass *w) {
-    size_t n = (size_t)w->n_tokens, n_kv = (size_t)w->m->n_kv_head;
-    if (w->mass.wanted) memset(w->mass.head, 0, n_kv * n * sizeof(double));
-    if (w->fisher.wanted) memset(w->fisher.head, 0, n_kv * n * sizeof(double));
-    if (w->fisher.wanted) memset(w->fisher.layer, 0, n * sizeof(double));
+    clear_future(w, &w->mass);
+    clear_future(w, &w->fisher);
     for (int32_t row0 = 0; row0 < w->n_tokens; row0 += w->tile) {
         TRY(read_tile(w, row0));
         if (w->fisher.wanted) TRY(compute_evidence(w));
-        TRY(pool_run(w->p, (n_kv + 1) * ((w->stride + COLUMNS_A_TASK - 1) / COLUMNS_A_TASK), future_task, w));
-    }
-    for (size_t i = 0; i < n && w->mass.wanted; i++) {
-        w->mass.layer[i] = 0;
-        for (size_t kv = 0; kv < n_kv; kv++) {
-            w->mass.layer[i] += w->mass.head[kv * n + i];
-            w->mass.head[kv * n + i] /= w->group;
-        }
-        w->mass.layer[i] /= w->m->n_head;
+        TRY(each_column(w, add_future_task));
     }
     return 0;
 }
 
 /* ---- replay ----------------------------------------------------------------------------------------------------- */
+
+/* What the full run knows of a row, for policies that look at it. */
+static void offer(const pass *w, run *r, int unit, int32_t row) {
+    int place = r->c->unit_layer ? w->m->n_kv_head : unit;
+    const future *f = r->c->setup.needs & NEEDS_FISHER ? &w->fisher : &w->mass;
+    const float *evidence[3] = {NULL};
+    if (w->evidence) {
+        float *of_unit = r->c->unit_layer ? w->evidence_layer : evidence_of_head(w, unit);
+        for (int kind = 0; kind < 3; kind++) evidence[kind] = evidence_row(w, of_unit, kind, row);
+    }
+    replay_offer(r->replay[unit], evidence[0], evidence[1], evidence[2],
+                 f->wanted ? after_row(w, f, place, row) : NULL);
+}
 
 static int replay_task(void *context, size_t index, int worker) {
     (void)worker;
@@ -210,14 +292,11 @@ static int replay_task(void *context, size_t index, int worker) {
     run *r = w->tasks[index].r;
     int unit = w->tasks[index].unit, n = r->c->unit_layer ? w->m->n_head : w->group;
     int h0 = r->c->unit_layer ? 0 : unit * w->group;
+    unsigned needs = r->c->setup.needs;
     const float *heads[n];
     for (int32_t row = 0; row < w->n_rows; row++) {
         for (int h = 0; h < n; h++) heads[h] = row_of(w, h0 + h, row);
-        if (w->evidence) {
-            float *of_unit = r->c->unit_layer ? w->evidence_layer : evidence_of_head(w, unit);
-            replay_offer(r->replay[unit], evidence_row(w, of_unit, 0, row), evidence_row(w, of_unit, 1, row),
-                         evidence_row(w, of_unit, 2, row));
-        }
+        if (needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) offer(w, r, unit, row);
         replay_step(r->replay[unit], w->row0 + row, heads, &w->facts[w->row0 + row]);
     }
     replay_range(r->replay[unit], &r->first_missing[unit], &r->left_end[unit]);
@@ -247,15 +326,12 @@ static void begin_run(pass *w, run *r) {
     }
     for (int u = 0; u < r->n_units; u++) {
         bool whole = r->c->unit_layer;
-        const future *f = r->c->setup.needs & NEEDS_FISHER ? &w->fisher : &w->mass;
-        const double *total = whole ? f->layer : f->head + (size_t)u * (size_t)w->n_tokens;
         replay_unit unit = {
             .sequence = (int32_t)w->seq,
             .layer = w->layer,
             .kv_head = whole ? 0 : u,
             .window = w->m->window[w->layer],
             .n_head = whole ? w->m->n_head : w->group,
-            .future_total = r->c->setup.needs & NEEDS_FUTURE ? total : NULL,
         };
         replay_begin(r->replay[u], &unit, r->evict_at + (size_t)u * w->stride);
     }
@@ -412,6 +488,7 @@ int layer_work(pass *w, double progress) {
     for (int32_t row0 = 0; row0 < w->n_tokens; row0 += w->tile) {
         TRY(read_tile(w, row0));
         TRY(compute_evidence(w));
+        TRY(each_column(w, spend_future_task));
         TRY(pool_run(w->p, w->n_tasks, replay_task, w));
         TRY(pool_run(w->p, (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
         TRY(pool_run(w->p, w->n_runs, add_task, w));

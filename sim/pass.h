@@ -30,10 +30,11 @@ typedef struct task {
     int unit;
 } task;
 
-/* What the full run's future holds for an entry: [n_kv_head][T] for units of a kv head, [T] for a layer. */
+/* What the full run's future holds for an entry, for units of a kv head and for the layer as a unit. */
 typedef struct future {
     bool wanted;
-    double *head, *layer;
+    double *head, *layer;             /* [n_kv_head][T], [T]: column sums over counted rows, less the rows seen */
+    double *after_head, *after_layer; /* [n_kv_head][tile][stride], [tile][stride]: what is left after each row */
 } future;
 
 typedef struct pass {

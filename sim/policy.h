@@ -80,9 +80,9 @@ typedef struct policy_view {
     bool correct;      /* the prediction made at step t was right; false at the last step */
     double confidence; /* probability given to the true next token; 0 at the last step */
     bool counted;      /* step t is counted */
-    /* [T] sum over all counted rows of the full run's mean row (with NEEDS_FISHER: of its evidence `fisher`); NULL
-     * without NEEDS_FUTURE. */
-    const double *future_total;
+    /* [t+1] by position: what the full run's mean row (with NEEDS_FISHER: its evidence `fisher`) still adds up to over
+     * the counted rows after t. Meaningful with NEEDS_FUTURE only. */
+    const double *future;
     /* [t+1] evidence of the full run's row, by position (DESIGN section 5); meaningful with NEEDS_OUT, NEEDS_LOSS,
      * NEEDS_FISHER only. */
     const float *out, *loss, *fisher;

@@ -14,6 +14,7 @@ struct replay {
     int32_t first_missing, left_end; /* see replay_range */
 
     const float *out, *loss, *fisher; /* see replay_offer */
+    const double *future;
 
     int32_t n;      /* residents */
     int32_t *entry; /* [capacity] ascending */
@@ -83,10 +84,11 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     for (size_t i = 0; i < kernel_pad((size_t)r->n_tokens); i++) evict_at[i] = r->n_tokens + 1;
 }
 
-void replay_offer(replay *r, const float *out, const float *loss, const float *fisher) {
+void replay_offer(replay *r, const float *out, const float *loss, const float *fisher, const double *future) {
     r->out = out;
     r->loss = loss;
     r->fisher = fisher;
+    r->future = future;
 }
 
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end) {
@@ -282,7 +284,7 @@ void replay_step(replay *r, int32_t t, const float *const *heads, const replay_f
         .correct = facts->correct,
         .confidence = facts->confidence,
         .counted = facts->counted,
-        .future_total = r->unit.future_total,
+        .future = r->future,
         .out = r->out,
         .loss = r->loss,
         .fisher = r->fisher,

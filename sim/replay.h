@@ -21,7 +21,6 @@ typedef struct replay_unit {
     int32_t sequence, layer, kv_head; /* kv_head 0 where the unit is a layer */
     int32_t window;                   /* 0 = none */
     int n_head;                       /* query heads of the unit */
-    const double *future_total;       /* [T], or NULL: see policy_view */
 } replay_unit;
 
 /* `config` must outlive the replay. Returns 0 or ERR_DATA. */
@@ -32,8 +31,9 @@ size_t replay_bytes(const sim_config *config, int32_t n_tokens); /* what replay_
 /* Start a unit. evict_at [kernel_pad(T)] is filled with T+1 and then written as entries leave. */
 void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at);
 
-/* The full run's evidence for the coming step, [t+1] each: needed where the policy has NEEDS_OUT, _LOSS or _FISHER. */
-void replay_offer(replay *r, const float *out, const float *loss, const float *fisher);
+/* What the full run knows of the coming step (see policy_view), [t+1] each: needed where the policy has NEEDS_OUT,
+ * _LOSS, _FISHER or _FUTURE. */
+void replay_offer(replay *r, const float *out, const float *loss, const float *fisher, const double *future);
 
 /* Step t (0, 1, ... in order). heads[h] points to query head h's full row, [t+1] f32. */
 void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts);

@@ -118,6 +118,9 @@ static void carve_future(mem_carver *m, const pass *w, future *f) {
     size_t tokens = f->wanted ? (size_t)w->n_tokens : 0;
     f->head = mem_carve(m, (size_t)w->m->n_kv_head * tokens, sizeof *f->head);
     f->layer = mem_carve(m, tokens, sizeof *f->layer);
+    size_t tile = f->wanted ? (size_t)w->tile * w->stride : 0;
+    f->after_head = mem_carve(m, (size_t)w->m->n_kv_head * tile, sizeof *f->after_head);
+    f->after_layer = mem_carve(m, tile, sizeof *f->after_layer);
 }
 
 static void carve_evidence(mem_carver *m, pass *w) {

@@ -363,23 +363,24 @@ typedef double v8d_anywhere __attribute__((vector_size(64), aligned(8)));
 typedef int64_t v8l __attribute__((vector_size(64)));
 
 static size_t lowest(const double *x, size_t n) {
-    double least = x[0];
-    size_t i = 0;
+    size_t best = 0, i = 0;
     if (n >= 8) {
         v8d low = *(const v8d_anywhere *)x;
+        v8l place = {0, 1, 2, 3, 4, 5, 6, 7}, here = place;
         for (i = 8; i + 8 <= n; i += 8) {
             v8d v = *(const v8d_anywhere *)(x + i);
-            v8l lower = v < low;
+            v8l lower = v < low; /* strictly: of equals a lane keeps its first */
+            here += 8;
             low = (v8d)(((v8l)v & lower) | ((v8l)low & ~lower));
+            place = (here & lower) | (place & ~lower);
         }
-        for (int l = 0; l < 8; l++)
-            if (low[l] < least) least = low[l];
+        best = (size_t)place[0];
+        for (int l = 1; l < 8; l++)
+            if (low[l] < x[best] || (low[l] == x[best] && (size_t)place[l] < best)) best = (size_t)place[l];
     }
     for (; i < n; i++)
-        if (x[i] < least) least = x[i];
-    for (i = 0; x[i] != least; i++) {
-    }
-    return i;
+        if (x[i] < x[best]) best = i;
+    return best;
 }
 
 /* ---- the row over the residents --------------------------------------------------------------------------------- */

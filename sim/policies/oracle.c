@@ -1,12 +1,10 @@
 /* Hindsight: score an entry by what will still be asked of it (Belady's rule with a price in place of the next use).
  *
  * The score of entry i after step t is the sum over the counted rows s > t of the full run's mean row (mass), or of its
- * Fisher evidence (loss): what losing it would add to the KL divergence. The field holds what is left of the column's
- * total: total - rows seen, so memory is O(residents) and the T x T matrix never exists. Greedy future mass is optimal
- * for a single eviction and a strong heuristic otherwise. */
+ * Fisher evidence (loss): what losing it would add to the KL divergence. The engine keeps these sums, one for all
+ * configurations: totals of the columns, less the rows seen, so the T x T matrix never exists. Greedy future mass is
+ * optimal for a single eviction and a strong heuristic otherwise. */
 #include "sim/policies/presets.h"
-
-#include <string.h>
 
 enum { OF_MASS, OF_LOSS };
 
@@ -17,28 +15,17 @@ static int init(policy_setup *s) {
 
 static int fields(const policy_setup *s) {
     (void)s;
-    return 1;
-}
-
-static double mean_full(const policy_view *v, int32_t i) {
-    double sum = 0;
-    for (int h = 0; h < v->n_head; h++) sum += (double)v->heads[h][i];
-    return sum / v->n_head;
+    return 0;
 }
 
 static void observe(const policy_setup *s, const policy_view *v) {
-    double *left = v->field[0];
-    left[v->n - 1] = v->future_total[v->t];
-    if (!v->counted) return;
-    if (s->needs & NEEDS_FISHER)
-        for (int32_t j = 0; j < v->n; j++) left[j] -= (double)v->fisher[v->entry[j]];
-    else
-        for (int32_t j = 0; j < v->n; j++) left[j] -= mean_full(v, v->entry[j]);
+    (void)s;
+    (void)v;
 }
 
 static void score(const policy_setup *s, const policy_view *v, double *out) {
     (void)s;
-    memcpy(out, v->field[0], (size_t)v->n * sizeof *out);
+    for (int32_t j = 0; j < v->n; j++) out[j] = v->future[v->entry[j]];
 }
 
 const policy policy_oracle = {

@@ -121,13 +121,13 @@ static void replay_config(const sim_config *c, int32_t n_tokens, int32_t window)
     replay *r;
     for (int32_t i = 0; i < n_tokens; i++) future[i] = (double)pseudo_random(&state);
     check(replay_new(c, n_tokens, &r) == 0);
-    replay_begin(r, &(replay_unit){.window = window, .n_head = HEADS, .future_total = future}, evict_at);
+    replay_begin(r, &(replay_unit){.window = window, .n_head = HEADS}, evict_at);
     for (int32_t t = 0; t < n_tokens; t++) {
         for (int32_t i = 0; i <= t; i++) {
             for (int h = 0; h < HEADS; h++) row[h][i] = pseudo_random(&state);
             evidence[i] = pseudo_random(&state) - 0.5f;
         }
-        replay_offer(r, evidence, evidence, evidence);
+        replay_offer(r, evidence, evidence, evidence, future);
         replay_step(r, t, heads, &(replay_facts){t % 3 == 0, 0.5, true});
         if (!c->is_full) check_step(c, r, evict_at, t, window);
     }
