@@ -95,9 +95,10 @@ def kvlag(*arguments):
     return said, Cost(end - first, processor - used), Cost(end - launched, processor)
 
 
-def kvlag_trace(path, n_tokens, form):
+def kvlag_trace(path, n_tokens, form, gradients="none"):
     """From the line that announces the file, printed when the model is loaded, to the end of the process."""
-    said, cost, _ = kvlag("trace", MODEL, TEXT, "--tokens", n_tokens, "--attention", form, "-o", path)
+    said, cost, _ = kvlag("trace", MODEL, TEXT, "--tokens", n_tokens, "--attention", form, "--gradients", gradients, "-o",
+                          path)
     if "will take about" not in said.splitlines()[0]:
         sys.exit(f"kvlag trace no longer begins with what it plans: {said}")
     return cost
@@ -120,6 +121,43 @@ def bench_forward(b):
     pairs = [(s["forward"], s["products"]) for s in costs_of_repeats(said)]
     b.facts += re.findall(r"OpenBLAS \w+|kernels \w+", said)
     b.compare(f"forward pass over its matrix products, {n} tokens", pairs, ("<=", 1.3))
+
+
+def bench_backward(b):
+    n = b.tokens(1024)
+    said = output_of(BUILD / "tests/bench/bench_backward", MODEL, n, 0, b.repeats(4))
+    pairs = [(s["backward"], s["products"]) for s in costs_of_repeats(said)]
+    b.compare(f"pass with gradients (fisher:1) over its products, {n} tokens", pairs, ("<=", 1.6))
+
+
+def bench_gradients(b):
+    import pytorch_trace as theirs
+
+    n, ours = b.tokens(1024), b.folder / "ours.h5"
+    model = theirs.model_from_gguf(MODEL)
+    kvlag_trace(ours, n, "factored", "fisher:1")
+    tokens = theirs.tokens_of(ours)
+    pairs = []
+    for _ in range(b.repeats(2)):
+        mine = kvlag_trace(ours, n, "factored", "fisher:1")
+        pairs.append((Cost(*theirs.write_gradients(model, tokens, ours, b.folder / "theirs.h5")), mine))
+    b.compare(f"PyTorch eager and autograd over kvlag trace, fisher:1, {n} tokens", pairs, (">=", 3))
+
+
+def bench_marginal(b):
+    """What one more configuration costs in sim, from sweeps of 8 and of 40, against one masked rerun."""
+    n, path, one = b.tokens(1024), b.folder / "factored.h5", b.folder / "one.csv"
+    kvlag_trace(path, n, "factored", "fisher:1")
+    specs = ["-p", "h2o", "-p", "ema", "-p", "tova", "-p", "streaming"]
+    few, many = (["-b", ",".join(str(64 + 8 * i) for i in range(k))] for k in (2, 10))
+    pairs = []
+    for _ in range(b.repeats(3)):
+        costs = [kvlag("sim", path, "-o", b.folder / "results.csv", *specs, *budgets)[2] for budgets in (few, many)]
+        more = Cost((costs[1].wall - costs[0].wall) / 32, (costs[1].processor - costs[0].processor) / 32)
+        reruns = [kvlag("verify", MODEL, path, "-o", one, *specs, "-b", ",".join(budgets))[2]
+                  for budgets in (["64"], ["64", "72"])]  # fmt: skip
+        pairs.append((more, Cost((reruns[1].wall - reruns[0].wall) / 4, (reruns[1].processor - reruns[0].processor) / 4)))
+    b.compare(f"sim, one more configuration, over a masked rerun, {n} tokens", pairs, ("<=", 1 / 40))
 
 
 def bench_trace(b):
@@ -170,7 +208,8 @@ def bench_sim(b):
             return
 
 
-BENCHES = {"forward": bench_forward, "trace": bench_trace, "reader": bench_reader, "sim": bench_sim}
+BENCHES = {"forward": bench_forward, "backward": bench_backward, "trace": bench_trace, "gradients": bench_gradients,
+           "reader": bench_reader, "sim": bench_sim, "marginal": bench_marginal}  # fmt: skip
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------

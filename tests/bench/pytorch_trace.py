@@ -104,6 +104,51 @@ def write_trace(model, tokens, path, dense):
     return time.perf_counter() - start, time.process_time() - used
 
 
+def put_gradients(f, name, layers):
+    """Of one label set: [heads, T, dim] of every layer, as f16 with a scale a row."""
+    heads, T, dim = layers[0].shape
+    out = new_dataset(f, name, np.float16, (len(layers), heads, T, dim), (1, 1, min(TILE, T), dim))
+    scales = torch.stack([layer.abs().amax(-1) for layer in layers])
+    for n, layer in enumerate(layers):
+        out[n] = (layer / scales[n].clamp_min(1e-30)[..., None]).half().numpy()
+    put(f, name + "_scale", scales.numpy(), (1, 1, T))
+
+
+def write_gradients(model, tokens, ours, path):
+    """What `kvlag trace --gradients fisher:1` writes: q, k, v and the gradients of every head's output, by autograd, for
+    the text's labels and for those that ours drew. Costs as write_trace."""
+    with h5py.File(ours) as f:
+        drawn = torch.from_numpy(f["seq/0000/grad/fisher_label"][0].astype(np.int64))
+    start, used = time.perf_counter(), time.process_time()
+    outputs, kept = [], []
+    eager = modeling_llama.eager_attention_forward
+
+    def keep(module, q, k, v, *rest, **more):
+        o, weights = eager(module, q, k, v, *rest, **more)
+        kept.append((q.detach()[0], k.detach()[0], v.detach()[0]))
+        outputs.append(o)
+        return o, weights
+
+    model.requires_grad_(False)
+    embedded = model.model.embed_tokens(tokens[None]).requires_grad_()
+    with mock.patch.object(modeling_llama, "eager_attention_forward", keep), torch.enable_grad():
+        logits = model(inputs_embeds=embedded, use_cache=False).logits[0]
+    losses = [torch.nn.functional.cross_entropy(logits[:-1], labels, reduction="sum") for labels in (tokens[1:], drawn)]
+    with h5py.File(path, "w") as f:
+        put_model(f, model)
+        seq = f.create_group("seq/0000")
+        put(seq, "tokens", tokens.int().numpy())
+        for n, name in enumerate("qkv"):
+            put_heads(seq, "attn/" + name, [layer[n] for layer in kept])
+        put_logits(seq, logits.detach(), tokens)
+        for name, loss in zip(("grad/loss", "grad/fisher"), losses):
+            found = torch.autograd.grad(loss, outputs, retain_graph=name == "grad/loss")
+            put_gradients(seq, name, [g[0].transpose(0, 1) for g in found])
+    with open(path, "rb") as f:
+        os.fsync(f.fileno())
+    return time.perf_counter() - start, time.process_time() - used
+
+
 def last_layer(f, name):
     """A dataset's last layer, or all of it. Where f keeps a RoPE pair as neighbours, as GGUF's Llamas do, it is put as
     transformers has it, in the two halves of the head."""
