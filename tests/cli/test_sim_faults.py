@@ -367,7 +367,10 @@ def test_interrupted_in_the_middle(sim_traces, here, sent):
         "1",
     ]
     args += ["--metrics", "out_err=exact"]
-    child = subprocess.Popen([KVLAG, "sim", sim_traces / "real.h5", *args], stderr=subprocess.PIPE, cwd=here)
+    # A shell's background job inherits SIGINT as ignored, and kvlag respects that.
+    heard = lambda: signal.signal(sent, signal.SIG_DFL)  # noqa: E731
+    child = subprocess.Popen([KVLAG, "sim", sim_traces / "real.h5", *args], stderr=subprocess.PIPE, cwd=here,
+                             preexec_fn=heard)
     end = time.monotonic() + 20
     while len(list(here.glob("*.tmp"))) < 2 and time.monotonic() < end:
         time.sleep(0.002)
