@@ -111,7 +111,7 @@ def price_held_out(records, text, length):
     others = [r for r in records if r["text"] != text and r["tokens"] == length]
     file, out = WORK / f"without-{text}-{length}.json", WORK / f"{text}-{length}.held-out.csv"
     file.write_text(json.dumps(calibration(others, length)))
-    one = WORK / f"{text}-{length}.one.h5"
+    one = WORK / "one" / f"{text}-{length}.h5"  # the name of a trace is part of the key that joins it with its truth
     if not one.exists():
         kvlag("trace", MODEL, f"tests/fidelity/texts/{text}.txt", "-o", one, "--tokens", length, "--attention", "factored")
     kvlag("sim", one, "-o", out, "--force", "--metrics", "lost_mass,loss", "--calibration", file, *configurations())
@@ -128,7 +128,7 @@ def main():
     global TEXTS, LENGTHS
     if "--quick" in sys.argv:
         TEXTS, LENGTHS = TEXTS[:3], [256]
-    WORK.mkdir(parents=True, exist_ok=True)
+    (WORK / "one").mkdir(parents=True, exist_ok=True)
     records = []
     for length in LENGTHS:
         for text in TEXTS:
