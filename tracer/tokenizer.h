@@ -20,9 +20,9 @@ typedef struct tokenizer_facts {
     const int64_t *types;     /* [n_tokens] GGUF token types (1 normal, 3 control, 4 user defined ...) or NULL */
     const token_text *merges; /* [n_merges] "left right", best first */
     size_t n_merges;
-    int64_t bos, eos;         /* -1 = none */
-    bool add_bos;             /* exactly one BOS in front */
-    const char *file;         /* for messages */
+    int64_t bos, eos; /* -1 = none */
+    bool add_bos;     /* exactly one BOS in front */
+    const char *file; /* for messages */
 } tokenizer_facts;
 
 typedef struct tokenizer tokenizer;
@@ -36,12 +36,12 @@ typedef struct token_list {
 } token_list;
 void token_list_free(token_list *l);
 
-/* Text may hold any bytes (NUL too; invalid UTF-8 is encoded byte by byte, the valid stretches between as texts of their
- * own). Control tokens written in the text are text unless `special`, which turns each literal occurrence of a control
- * token into its id (the longest, where several begin at one place). User-defined tokens (type 4) are always recognised.
- * Empty text gives only BOS, if any; a text that `special` lets begin with BOS gets no second one. Vocabularies may lack
- * bytes (SmolLM2's lacks 21, 0xff among them): a text that needs one is ERR_DATA, naming the byte and its place, where
- * the `tokenizers` library would drop it in silence. */
+/* Text may hold any bytes (NUL too; invalid UTF-8 is encoded byte by byte, the valid stretches between as texts of
+ * their own). Control tokens written in the text are text unless `special`, which turns each literal occurrence of a
+ * control token into its id (the longest, where several begin at one place). User-defined tokens (type 4) are always
+ * recognised. Empty text gives only BOS, if any; a text that `special` lets begin with BOS gets no second one.
+ * Vocabularies may lack bytes (SmolLM2's lacks 21, 0xff among them): a text that needs one is ERR_DATA, naming the byte
+ * and its place, where the `tokenizers` library would drop it in silence. */
 int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool special, token_list *out);
 
 /* The bytes of a token: *bytes points into the tokenizer. A control or user-defined token gives its literal text; an id

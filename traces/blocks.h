@@ -27,8 +27,8 @@ typedef struct blocks_row {
 typedef struct blocks_writer blocks_writer;
 
 /* Rows of traces of different shape in one call: n_layer and n_head are the largest; the rest is NaN. */
-int blocks_writer_new(const char *path, bool force, size_t rows, int n_layer, int n_head, int n_fisher,
-                      bool has_first, blocks_writer **out);
+int blocks_writer_new(const char *path, bool force, size_t rows, int n_layer, int n_head, int n_fisher, bool has_first,
+                      blocks_writer **out);
 int blocks_write_row(blocks_writer *w, size_t row, int n_layer, int n_head, const blocks_row *r);
 int blocks_writer_finish(blocks_writer *w); /* frees w either way */
 void blocks_writer_abort(blocks_writer *w);
