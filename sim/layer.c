@@ -155,8 +155,7 @@ static int compute_evidence(pass *w) {
     return pool_run(w->p, (units + 1) * chunks_of(w), finish_evidence_task, w);
 }
 
-/* ---- hindsight ----------------------------------------------------------------------------------------------------
- */
+/* ---- hindsight -------------------------------------------------------------------------------------------------- */
 
 /* One unit (number n_kv_head is the layer), some columns of the tile's rows. */
 typedef struct columns {

@@ -17,8 +17,7 @@
 
 enum { POLICY_ABI = 1, POLICY_PARAMS_MAX = 16, POLICY_PLAN_BYTES = 64, POLICY_TEXT_MAX = 64 };
 
-/* ---- parameters ---------------------------------------------------------------------------------------------------
- */
+/* ---- parameters ------------------------------------------------------------------------------------------------- */
 
 typedef enum param_type {
     PARAM_COUNT,    /* integer >= min; or "lag", "budget/n" */
@@ -49,8 +48,7 @@ typedef struct policy_value {
     int word;                   /* index into words; kind of MEMORY or SCHEDULE */
 } policy_value;
 
-/* ---- what a policy sees -------------------------------------------------------------------------------------------
- */
+/* ---- what a policy sees ----------------------------------------------------------------------------------------- */
 
 typedef enum policy_needs {
     NEEDS_ROW = 1,        /* the unit's renormalised row; without it the engine takes none */

@@ -36,8 +36,7 @@ static const mix_plan *plan_in(const policy_setup *s) {
     return (const mix_plan *)(const void *)s->plan;
 }
 
-/* ---- setting up ---------------------------------------------------------------------------------------------------
- */
+/* ---- setting up ------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
@@ -131,8 +130,7 @@ int mix_fields(const policy_setup *s) {
     return plan->memory == MEMORY_FIRST ? 2 : 1;
 }
 
-/* ---- observing ----------------------------------------------------------------------------------------------------
- */
+/* ---- observing -------------------------------------------------------------------------------------------------- */
 
 static double tau_at(const mix_plan *plan, int32_t residents) {
     return plan->tau_per_resident ? plan->tau / residents : plan->tau;
@@ -224,8 +222,7 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
 #undef EVIDENCE
 }
 
-/* ---- scoring ------------------------------------------------------------------------------------------------------
- */
+/* ---- scoring ---------------------------------------------------------------------------------------------------- */
 
 static void score_recent(const policy_view *v, int w, double *score) {
     memset(score, 0, (size_t)v->n * sizeof *score);
