@@ -34,8 +34,9 @@ MAKEFLAGS += --no-builtin-rules
 
 # ---- build ------------------------------------------------------------------------------------------------------------
 
-# ./kvlag is the release build; other modes stay in their folder.
+# ./kvlag is the release build; other modes stay in their folder. The README's commands write into out/.
 all: $(BUILD)/kvlag
+	@mkdir -p out
 	@test $(MODE) != release || cmp -s $< kvlag || { cp $< kvlag.tmp && mv kvlag.tmp kvlag; }
 
 $(BUILD)/kvlag: $(BUILD)/kvlag.o $(LIBRARY)
