@@ -46,11 +46,6 @@ const char *policy_family_name(policy_family f) {
     return names[f];
 }
 
-policy_family policy_family_of(const policy_setup *s) {
-    return s->policy->evidence || !policy_get(s, "evidence") || (s->needs & NEEDS_ROW) ? s->policy->family
-                                                                                       : FAMILY_STATIC;
-}
-
 /* ---- kvlag policies --------------------------------------------------------------------------------------------- */
 
 static void print_one(const policy *p) {

@@ -9,8 +9,5 @@ const policy *policy_find(const char *name); /* NULL and an err_ message with th
 
 const char *policy_family_name(policy_family f);
 
-/* The family whose calibration applies: the policy's, or a mix's by its evidence. */
-policy_family policy_family_of(const policy_setup *s);
-
 /* `kvlag policies [NAME] [--json]`; see kvlag.c for the convention of cmd_ functions. */
 int cmd_policies(int argc, char **argv);
