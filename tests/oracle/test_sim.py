@@ -6,6 +6,7 @@ import csv
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -145,6 +146,20 @@ def check_numbers(results, r, trace, evict_at, counts, form="auto", exact=False,
     if row.get("kl_est") and row["fisher"] and any("uncalibrated" in c for c in results.comments):
         assert close(float(row["kl_est"]), 1.5 * float(row["fisher"]))
         assert close(float(row["dloss_est"]), float(row["dloss_first"]) + float(row["kl_est"]))
+        check_intervals(row, ours["block_first"])
+
+
+def check_intervals(row, block_first):
+    """The 90 % intervals without a calibration: a factor of 1.5 at one standard deviation for KL; for the loss, in
+    quadrature, the standard error of the first-order part as the bootstrap over its 64 blocks would find it."""
+    kl, normal = float(row["kl_est"]), 1.6448536269514722
+    low, high = kl / 1.5 ** normal, kl * 1.5 ** normal
+    assert close(float(row["kl_lo"]), low) and close(float(row["kl_hi"]), high), row
+    n = len(block_first)
+    noise = normal * math.sqrt(n * np.var(block_first, ddof=1)) / int(row["n_counted"])
+    est = float(row["dloss_est"])
+    assert close(float(row["dloss_lo"]), est - math.hypot(kl - low, noise), abs(est)), row
+    assert close(float(row["dloss_hi"]), est + math.hypot(high - kl, noise), abs(est)), row
 
 
 def simulate(tmp_path, path, specs, *options):
