@@ -17,6 +17,11 @@ static size_t chunks_of(const pass *w) {
     return ((size_t)w->n_rows + LAYER_ROWS - 1) / LAYER_ROWS;
 }
 
+/* Units for which evidence and future of the full run are kept: the kv heads, then the layer where some unit is one. */
+static size_t full_run_units(const pass *w) {
+    return (size_t)w->m->n_kv_head + w->layer_unit;
+}
+
 /* Rows from .. to-1 of the tile's chunk number `index`. */
 static void chunk_rows(const pass *w, size_t index, int32_t *from, int32_t *to) {
     *from = (int32_t)index * LAYER_ROWS;
@@ -58,7 +63,8 @@ static float *out_row(const pass *w, int kv, int32_t r) {
 }
 
 static float over(float a) {
-    return 1.0f / fmaxf(1.0f - a, 1e-3f);
+    float rest = 1.0f - a;
+    return 1.0f / (rest > 1e-3f ? rest : 1e-3f);
 }
 
 /* gain += g.e for each label set, e = a / max(1-a, 1e-3) (o - v). */
@@ -150,9 +156,8 @@ static int finish_evidence_task(void *context, size_t index, int worker) {
 
 static int compute_evidence(pass *w) {
     if (!w->evidence) return 0;
-    size_t units = (size_t)w->m->n_kv_head;
-    TRY(pool_run(w->p, units * chunks_of(w), gather_evidence_task, w));
-    return pool_run(w->p, (units + 1) * chunks_of(w), finish_evidence_task, w);
+    TRY(pool_run(w->p, (size_t)w->m->n_kv_head * chunks_of(w), gather_evidence_task, w));
+    return pool_run(w->p, full_run_units(w) * chunks_of(w), finish_evidence_task, w);
 }
 
 /* ---- hindsight -------------------------------------------------------------------------------------------------- */
@@ -248,7 +253,7 @@ static int spend_future_task(void *context, size_t index, int worker) {
 
 static int each_column(pass *w, pool_task work) {
     if (!w->mass.wanted && !w->fisher.wanted) return 0;
-    return pool_run(w->p, ((size_t)w->m->n_kv_head + 1) * column_chunks(w), work, w);
+    return pool_run(w->p, full_run_units(w) * column_chunks(w), work, w);
 }
 
 static void clear_future(const pass *w, const future *f) {

@@ -52,6 +52,7 @@ typedef struct pass {
     int n_fixed, n_sets, n_streams;
     int n_streams_most; /* rows of deviation a worker needs */
     int priced_sets;    /* of n_sets, those that are priced: 0 where only policies look at gradients */
+    bool layer_unit;    /* some unit that looks at the full run is a whole layer */
     unsigned evidence;  /* NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER of any policy */
 
     run *runs;

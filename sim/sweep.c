@@ -92,9 +92,11 @@ static size_t run_bytes(const pass *w, const sim_config *c, bool given) {
 
 /* Streams and evidence follow from the metrics and from what the policies look at. */
 static void choose_streams(pass *w, const sim_config *configs, size_t n) {
+    const unsigned full_run = NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER;
     unsigned needs = 0;
     for (size_t i = 0; i < n; i++) {
         needs |= configs[i].setup.needs;
+        w->layer_unit |= configs[i].unit_layer && (configs[i].setup.needs & full_run);
         bool ahead = (configs[i].setup.needs & NEEDS_FUTURE) != 0,
              fisher = (configs[i].setup.needs & NEEDS_FISHER) != 0;
         w->mass.wanted |= ahead && !fisher;
@@ -174,10 +176,7 @@ static void fill_facts(pass *w) {
 static int start_run(pass *w, run *r) {
     size_t bytes = carve_run(w, r, NULL);
     void *block = mem_new(bytes, 1, "configuration");
-    if (!block) {
-        r->replay = NULL;
-        return ERR_DATA;
-    }
+    if (!block) return ERR_DATA;
     carve_run(w, r, block);
     for (int u = 0; u < r->n_units && !r->is_given; u++) TRY(replay_new(r->c, w->n_tokens, &r->replay[u]));
     sweep_result *out = r->out;
