@@ -5,6 +5,8 @@ MODE    = release
 PREFIX  = /usr/local
 VERSION = 0.1.0
 BUILD   = build/$(notdir $(CC))-$(MODE)
+CXX     = $(subst clang,clang++,$(subst gcc,g++,$(CC)))
+NVCC    = $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 PY      = .venv/bin/python
 MODEL   = models/SmolLM2-135M-Instruct.Q4_1.gguf
 
@@ -18,18 +20,19 @@ CFLAGS_ubsan = -fsanitize=undefined -fno-sanitize-recover=all
 CFLAGS_tsan  = -fsanitize=thread
 
 FOLDERS = base traces tracer tracer/cpu sim sim/policies analyze
-HEADERS = $(wildcard $(FOLDERS:=/*.h))
+HEADERS = $(wildcard $(FOLDERS:=/*.h)) $(filter-out tracer/cuda/port.h,$(wildcard tracer/cuda/*.h))
 SOURCES = $(filter-out traces/kernels.c,$(wildcard $(FOLDERS:=/*.c)))
 # The vector kernels are one source, compiled once for each instruction set and chosen at run time.
 KERNELS = $(addprefix $(BUILD)/traces/kernels_,portable.o avx2.o avx512.o)
 OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
+CUDA_UNIT = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
 UNIT    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c))
 FUZZ    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c))
 LIBRARY = $(BUILD)/libkvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all help deps headers unit model demo check check-ready parity bench bench-ready fidelity samples golden format install clean
+.PHONY: all cuda help deps headers unit model demo check check-ready parity bench bench-ready fidelity samples golden format install clean
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ all: $(BUILD)/kvlag
 	@test $(MODE) != release || cmp -s $< kvlag || { cp $< kvlag.tmp && mv kvlag.tmp kvlag; }
 
 $(BUILD)/kvlag: $(BUILD)/kvlag.o $(LIBRARY)
-	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	$(CC) $(LDFLAGS) -rdynamic -o $@ $^ $(LDLIBS) -ldl
 
 $(LIBRARY): $(OBJECTS)
 	@rm -f $@
@@ -59,6 +62,46 @@ $(KERNELS): $(BUILD)/traces/kernels_%.o: traces/kernels.c
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
+# The CUDA backend: kvlag-cuda.so, which kvlag loads when asked. It calls back into kvlag (errors, memory, the pool),
+# which exports its functions for it. Fibers are the same sources with their blocks run on the CPU, for the tests.
+CUDA_C   = $(wildcard tracer/cuda/*.c)
+CUDA_CU  = $(wildcard tracer/cuda/*.cu)
+FIBER_CU = $(filter-out tracer/cuda/device_cuda.cu,$(CUDA_CU))
+FIBERS   = $(CUDA_C:%.c=$(BUILD)/pic/%.o) $(FIBER_CU:%.cu=$(BUILD)/fibers/%.o) $(patsubst %.cc,$(BUILD)/fibers/%.o,$(wildcard tests/cuda/*.cc))
+CUDA_ARCH  = all-major
+CUDA_ROOT  = $(patsubst %/bin/nvcc,%,$(NVCC))
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -arch=$(CUDA_ARCH) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings
+CXXFLAGS   = -std=c++17 -O2 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC $(CFLAGS_$(MODE))
+
+cuda: $(if $(NVCC),$(BUILD)/kvlag-cuda.so)
+	@test -n "$(NVCC)" || echo "no nvcc: kvlag-cuda.so is not built (the CPU backend needs none)"
+
+$(BUILD)/pic/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+
+$(BUILD)/cuda/%.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/fibers/%.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -DKVLAG_FIBERS -MMD -MP -x c++ -c -o $@ $<
+
+$(BUILD)/fibers/%.o: %.cc
+	@mkdir -p $(@D)
+	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -DKVLAG_FIBERS -MMD -MP -c -o $@ $<
+
+$(BUILD)/kvlag-cuda.so: $(CUDA_C:%.c=$(BUILD)/pic/%.o) $(CUDA_CU:%.cu=$(BUILD)/cuda/%.o)
+	$(NVCC) -shared -arch=$(CUDA_ARCH) -cudart static -o $@ $^ -lcublas -lcublasLt
+
+# The same plugin on the CPU.
+$(BUILD)/kvlag-fibers.so: $(FIBERS)
+	$(CXX) $(LDFLAGS) -shared -o $@ $^
+
+$(BUILD)/tests/cuda/%: $(BUILD)/tests/cuda/%.o $(FIBERS) $(LIBRARY)
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
 # Every header compiles alone.
 headers: $(HEADERS:%.h=$(BUILD)/%.h.ok)
 $(BUILD)/%.h.ok: %.h
@@ -66,9 +109,9 @@ $(BUILD)/%.h.ok: %.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-unused -fsyntax-only -include $< -x c /dev/null
 	@touch $@
 
-unit: $(UNIT) $(DRIVERS) $(FUZZ)
+unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so
 
--include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d))
+-include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d pic/tracer/cuda/*.d cuda/tracer/cuda/*.d fibers/*/cuda/*.d))
 
 # ---- what it needs ----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 
 #include "base/pool.h"
 #include "tracer/model.h"
+#include "traces/trace.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,6 +21,15 @@ typedef struct layer_capture {
     size_t stride;
     const float *lse; /* [n_head][T] log of the softmax normaliser, of the same softmax as the rows */
 } layer_capture;
+
+/* Predictions of n steps, as a trace keeps them. The last step of the text has no target: its target_logprob and
+ * correct mean nothing. */
+typedef struct step_stats {
+    const float *target_logprob, *entropy; /* [n] */
+    const uint8_t *correct;                /* [n] */
+    const int32_t *topk_id;                /* [n][n_topk] largest first, ties to the lowest id */
+    const float *topk_logprob;             /* [n][n_topk] */
+} step_stats;
 
 /* Where a run's results go; a member that is NULL is not wanted, and not computed where that saves work. Memory passed
  * in belongs to the backend and is valid during the call only. A code other than 0 stops the run and is returned. */
@@ -40,6 +50,19 @@ typedef struct forward_sink {
     /* The final hidden states after the output norm, of all T tokens: row t at x + t*stride, n_embd values. Once, on
      * the caller's thread, before any logits; what backend.project takes. */
     int (*hidden)(void *context, const float *x, size_t stride);
+
+    /* Backends that pack by themselves (backend.packs) call these in place of rows and rows_done, of q, k and v in
+     * `layer` (which then are NULL), and of logits where `logits` is NULL; others never do. All on the caller's thread,
+     * who may use the pool; memory is valid during the call.
+     *
+     * `n` chunks of an array from number `first` on, one after another: the values of trace_pack before compression
+     * (f16, padded, byte-shuffled). PROBS count by head, row tile, column tile <= row tile; Q, K, V by head, row tile.
+     * Ascending within a layer and array. */
+    int (*tiles)(void *context, trace_array array, int layer, size_t first, size_t n, const uint8_t *bytes);
+    bool wants_probs, wants_qkv; /* which arrays `tiles` wants */
+    /* What a trace keeps of the predictions of steps row0 .. row0+n-1, ascending. */
+    int (*stats)(void *context, int32_t row0, int32_t n, const step_stats *stats);
+    int32_t n_topk; /* of stats, 1 or more */
 } forward_sink;
 
 /* The losses to differentiate. A label set names one token for every step whose loss counts; its loss is the sum of
@@ -65,6 +88,9 @@ typedef struct gradient_sink {
     /* d(loss of set g) / d(output of head h at step t, before the output projection): head_dim values at
      * d_heads + g*set_stride + t*stride + h*head_dim, for all 1 + n_samples sets. Layers descending. */
     int (*layer)(void *context, int layer, const float *d_heads, size_t set_stride, size_t stride);
+    /* Backends that pack by themselves call this in place of `layer`, set by set: all heads' chunks before compression
+     * (as trace_pack_grad makes them), and the rows' scales [n_head][n]. */
+    int (*packed)(void *context, int layer, int set, const uint8_t *tiles, const float *scale);
 } gradient_sink;
 
 typedef struct backend_state backend_state;
@@ -83,13 +109,31 @@ typedef struct step_view {
     size_t ld_rows;
 } step_view;
 
+/* How to run; what a backend cannot do it refuses by name. */
+typedef struct backend_options {
+    const char *device;    /* "" = the first */
+    const char *precision; /* "f32" or "bf16": of the products' inputs */
+    const char *weights;   /* "dense": dequantised once; "blocks": kept as in the file, dequantised layer by layer */
+    bool offload;          /* layers stay in host memory and come to the device one by one */
+} backend_options;
+
+/* Where the time went, in seconds since load; a backend that does not measure leaves zeros. */
+typedef struct backend_times {
+    double compute, copy;
+} backend_times;
+
+enum { BACKEND_PLUGIN_VERSION = 1 };
+
 typedef struct backend {
-    const char *name, *compute; /* "cpu", "f32" */
+    const char *name; /* "cpu", "cuda" */
+    bool packs;       /* calls forward_sink.tiles and the like */
     /* Take the weights from the model's file; `m` and `p` must outlive the state. */
-    int (*load)(const model *m, pool *p, backend_state **out);
+    int (*load)(const model *m, pool *p, const backend_options *o, backend_state **out);
     void (*unload)(backend_state *s); /* accepts NULL */
     /* The processor, for the trace: traces are byte-identical on one kind only. Owned by the state. */
     const char *(*device)(const backend_state *s);
+    const char *(*compute)(const backend_state *s); /* "f32", "bf16" */
+    backend_times (*times)(backend_state *s);
     /* One causal pass over tokens 0 .. n-1 at positions 0 .. n-1; ids below n_vocab. Values that are not finite are an
      * error naming layer, head and token. `evict_at` [n_layer][n_kv_head][kernel_pad(n)] are lifetimes: at step t an
      * entry i with evict_at <= t is masked out before the softmax; NULL = nothing is. Equal input gives equal bits for

@@ -75,7 +75,7 @@ static int run(pass *p, const trace_sequence *s, const forward_sink *sink) {
     for (size_t t = 0; t + 1 < p->T; t++) p->counted[t] = (int32_t)t >= s->n_prompt && (!s->counted || s->counted[t]);
     const label_plan labels = {
         .counted = p->counted, .n_samples = c->plan.n_fisher, .seed = c->seed, .sequence = c->sequence};
-    const gradient_sink gradients = {p, take_labels, take_layer};
+    const gradient_sink gradients = {.context = p, .labels = take_labels, .layer = take_layer};
     TRY(c->backend->forward_backward(c->state, s->tokens, s->n_tokens, NULL, sink, &labels, &gradients));
     return put(p);
 }

@@ -197,7 +197,7 @@ static void announce(const job *j) {
 
 /* ---- the trace -------------------------------------------------------------------------------------------------- */
 
-static int begin_file(job *j, const char *device) {
+static int begin_file(job *j) {
     const model *m = j->model;
     char rope[96];
     snprintf(rope, sizeof rope, "base %.9g, %s, %d dims", m->rope_base,
@@ -215,8 +215,8 @@ static int begin_file(job *j, const char *device) {
                          .softcap = m->softcap,
                          .rope = rope,
                          .backend = (char *)j->capture.backend->name,
-                         .device = (char *)device,
-                         .compute = (char *)j->capture.backend->compute};
+                         .device = (char *)j->capture.backend->device(j->capture.state),
+                         .compute = (char *)j->capture.backend->compute(j->capture.state)};
     const char **inputs = mem_new(j->set->files.n, sizeof *inputs, "inputs");
     int n_inputs = 0;
     if (!inputs) return ERR_DATA;
@@ -276,12 +276,12 @@ static int run(job *j) {
     TRY(read_sequences(j));
     TRY(make_plan(j));
     TRY(pool_new((int)j->set->threads, &j->pool));
-    TRY(c->backend->load(j->model, j->pool, &c->state));
+    TRY(c->backend->load(j->model, j->pool, &cpu_options, &c->state));
     say_more("%s backend, %d threads, %s", c->backend->name, pool_threads(j->pool), c->backend->device(c->state));
     c->model = j->model;
     c->pool = j->pool;
     c->seed = (uint64_t)j->set->seed;
-    TRY(begin_file(j, c->backend->device(c->state)));
+    TRY(begin_file(j));
     announce(j);
     double start = progress_seconds();
     TRY(write_sequences(j));

@@ -462,7 +462,7 @@ static int open_inputs(job *j) {
 static int work(job *j) {
     TRY(open_inputs(j));
     TRY(pool_new((int)j->set->threads, &j->pool));
-    TRY(j->backend->load(j->model, j->pool, &j->state));
+    TRY(j->backend->load(j->model, j->pool, &cpu_options, &j->state));
     for (j->seq = 0; j->seq < trace_n_sequences(j->trace); j->seq++) {
         int code = work_sequence(j);
         if (code) return trace_n_sequences(j->trace) > 1 ? err_prefix(code, "sequence %zu", j->seq) : code;

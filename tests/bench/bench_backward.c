@@ -157,7 +157,7 @@ static int measure(const char *path, size_t T, int threads, int repeats, int set
     label_plan labels = {.n_samples = sets - 1};
     TRY(pool_new(threads, &b.p));
     TRY(model_open(path, &m));
-    TRY(cpu_backend.load(m, b.p, &s));
+    TRY(cpu_backend.load(m, b.p, &cpu_options, &s));
     b.m = m;
     int32_t *tokens = mem_new(T, sizeof *tokens, "tokens");
     uint8_t *counted = mem_new(T, sizeof *counted, "steps");

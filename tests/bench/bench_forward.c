@@ -108,7 +108,7 @@ static int measure(const char *path, size_t T, int threads, int repeats) {
     forward_sink sink = {.context = &checksum, .logits = take_logits};
     TRY(pool_new(threads, &b.p));
     TRY(model_open(path, &m));
-    TRY(cpu_backend.load(m, b.p, &s));
+    TRY(cpu_backend.load(m, b.p, &cpu_options, &s));
     b.m = m;
     int32_t *tokens = mem_new(T, sizeof *tokens, "tokens");
     if (!tokens) return ERR_DATA;

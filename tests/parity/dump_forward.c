@@ -70,7 +70,7 @@ static int run(char **argv) {
     int32_t *tokens = NULL, *evict_at = NULL;
     TRY(pool_new(0, &p));
     TRY(model_open(argv[1], &m));
-    TRY(cpu_backend.load(m, p, &s));
+    TRY(cpu_backend.load(m, p, &cpu_options, &s));
     TRY(read_tokens(argv[2], m, &tokens, &d.T));
     if (argv[4]) TRY(read_lifetimes(argv[4], m, d.T, &evict_at));
     size_t heads = (size_t)m->n_layer * (size_t)m->n_head, n_logits = d.T * (size_t)m->n_vocab;

@@ -51,7 +51,7 @@ static int run(char **argv) {
     backend_state *s;
     TRY(pool_new(0, &p));
     TRY(model_open(argv[1], &m));
-    TRY(cpu_backend.load(m, p, &s));
+    TRY(cpu_backend.load(m, p, &cpu_options, &s));
     d.m = m;
     TRY(read_tokens(&d, argv[2]));
     d.sets = 1 + (size_t)atoi(argv[4]);
@@ -63,7 +63,7 @@ static int run(char **argv) {
     d.gradient = (float *)(d.label + n_label);
     const forward_sink nothing = {0};
     const label_plan labels = {.counted = d.counted, .n_samples = (int32_t)d.sets - 1};
-    const gradient_sink sink = {&d, take_labels, take_layer};
+    const gradient_sink sink = {.context = &d, .labels = take_labels, .layer = take_layer};
     TRY(cpu_backend.forward_backward(s, d.tokens, (int32_t)d.T, NULL, &nothing, &labels, &sink));
     FILE *out = fopen(argv[5], "wb");
     if (!out || fwrite(d.label, 4, n_label + n, out) != n_label + n || fclose(out))

@@ -73,7 +73,7 @@ typedef struct setup {
 
 static void begin(setup *s, int threads) {
     *s = (setup){.plan = {.n_samples = SAMPLES, .seed = 7, .sequence = 3}};
-    if (model_open(TINY, &s->m) || pool_new(threads, &s->p) || cpu_backend.load(s->m, s->p, &s->s))
+    if (model_open(TINY, &s->m) || pool_new(threads, &s->p) || cpu_backend.load(s->m, s->p, &cpu_options, &s->s))
         fail_msg("%s", err_message());
     for (int t = 0; t < T; t++) s->tokens[t] = (t * t + 7 * t) % 1021;
     memset(s->counted, 1, sizeof s->counted);
@@ -95,7 +95,7 @@ static void end(setup *s) {
 
 static void run(setup *s) {
     forward_sink sink = {.context = &s->k, .logits = keep_logits};
-    gradient_sink gradients = {&s->k, keep_labels, keep_layer};
+    gradient_sink gradients = {.context = &s->k, .labels = keep_labels, .layer = keep_layer};
     s->k.next_layer = s->m->n_layer - 1;
     if (cpu_backend.forward_backward(s->s, s->tokens, T, s->evict_at, &sink, &s->plan, &gradients))
         fail_msg("%s", err_message());

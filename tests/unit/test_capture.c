@@ -51,7 +51,8 @@ static void begin(setup *s, mini m, trace_plan p, size_t n_sequences) {
     model *opened;
     assert_non_null(mkdtemp(s->folder));
     snprintf(s->path, sizeof s->path, "%s/t.h5", s->folder);
-    if (model_open(file, &opened) || pool_new(2, &s->c.pool) || cpu_backend.load(opened, s->c.pool, &s->c.state))
+    if (model_open(file, &opened) || pool_new(2, &s->c.pool) ||
+        cpu_backend.load(opened, s->c.pool, &cpu_options, &s->c.state))
         fail_msg("%s", err_message());
     close(fd);
     s->c.model = opened;
@@ -226,7 +227,7 @@ static void gradients_are_those_of_the_counted_steps(void **state) {
         trace_sequence seq = {.n_tokens = LONG, .tokens = tokens, .n_prompt = 20, .counted = mask};
         const forward_sink nothing = {0};
         label_plan labels = {.counted = counted, .n_samples = SETS - 1, .seed = 5, .sequence = (uint32_t)i};
-        const gradient_sink sink = {&g, NULL, keep_gradients};
+        const gradient_sink sink = {.context = &g, .layer = keep_gradients};
         g.sequence = i;
         if (capture_sequence(&s.c, &seq) ||
             cpu_backend.forward_backward(s.c.state, tokens, LONG, NULL, &nothing, &labels, &sink))

@@ -80,7 +80,7 @@ static int run(const model *m, int threads, const int32_t *tokens, size_t T, boo
     k->qkv = mem_new((size_t)m->n_layer * T * row, sizeof(float), "qkv");
     pool *p = NULL;
     backend_state *s = NULL;
-    if (pool_new(threads, &p) || cpu_backend.load(m, p, &s)) fail_msg("%s", err_message());
+    if (pool_new(threads, &p) || cpu_backend.load(m, p, &cpu_options, &s)) fail_msg("%s", err_message());
     forward_sink sink = {.context = k, .rows = rows ? keep_rows : NULL, .layer = keep_layer, .logits = keep_logits};
     int code = cpu_backend.forward(s, tokens, (int32_t)T, NULL, &sink);
     cpu_backend.unload(s);

@@ -30,7 +30,7 @@ typedef struct bench {
 
 static bench *setup(int threads) {
     bench *b = mem_new(1, sizeof *b, "test");
-    if (model_open(TINY, &b->m) || pool_new(threads, &b->p) || cpu_backend.load(b->m, b->p, &b->s))
+    if (model_open(TINY, &b->m) || pool_new(threads, &b->p) || cpu_backend.load(b->m, b->p, &cpu_options, &b->s))
         fail_msg("%s", err_message());
     assert_int_equal(b->m->n_layer, LAYERS);
     assert_int_equal(b->m->n_head, HEADS);

@@ -4,6 +4,7 @@
 #include "tracer/backend.h"
 
 extern const backend cpu_backend;
+extern const backend_options cpu_options; /* the only ones it takes */
 
 /* Weights in f32. Matrices [outputs][inputs]; q, k and v stand together, in this order, so that one product gives all
  * three. */
@@ -20,7 +21,7 @@ struct backend_state {
     char device[160];
 };
 
-int cpu_load(const model *m, pool *p, backend_state **out);
+int cpu_load(const model *m, pool *p, const backend_options *o, backend_state **out);
 void cpu_unload(backend_state *s);
 int cpu_forward(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at, const forward_sink *sink);
 int cpu_forward_backward(backend_state *s, const int32_t *tokens, int32_t n, const int32_t *evict_at,

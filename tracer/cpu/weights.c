@@ -137,8 +137,18 @@ static void name_device(backend_state *s) {
     snprintf(s->device, sizeof s->device, "%s (OpenBLAS %s, %s)", processor, openblas_get_corename(), kernels()->name);
 }
 
-int cpu_load(const model *m, pool *p, backend_state **out) {
+static int check_options(const backend_options *o) {
+    if (*o->device) return err_set(ERR_USAGE, "--device %s: the CPU backend knows no devices", o->device);
+    if (strcmp(o->precision, cpu_options.precision) != 0)
+        return err_set(ERR_USAGE, "--precision %s: the CPU backend computes in f32", o->precision);
+    if (strcmp(o->weights, cpu_options.weights) != 0)
+        return err_set(ERR_USAGE, "--weights %s: the CPU backend keeps its weights dequantised (dense)", o->weights);
+    return o->offload ? err_set(ERR_USAGE, "--offload: the CPU backend has its weights in host memory already") : 0;
+}
+
+int cpu_load(const model *m, pool *p, const backend_options *o, backend_state **out) {
     *out = NULL;
+    TRY(check_options(o));
     TRY(matmul_start());
     backend_state *s = mem_new(1, sizeof *s, "model");
     if (!s) return ERR_DATA;
@@ -161,11 +171,24 @@ static const char *device(const backend_state *s) {
     return s->device;
 }
 
+static const char *compute(const backend_state *s) {
+    (void)s;
+    return cpu_options.precision;
+}
+
+static backend_times times(backend_state *s) {
+    (void)s;
+    return (backend_times){0};
+}
+
+const backend_options cpu_options = {.device = "", .precision = "f32", .weights = "dense"};
+
 const backend cpu_backend = {.name = "cpu",
-                             .compute = "f32",
                              .load = cpu_load,
                              .unload = cpu_unload,
                              .device = device,
+                             .compute = compute,
+                             .times = times,
                              .forward = cpu_forward,
                              .forward_backward = cpu_forward_backward,
                              .project = cpu_project,
