@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "tracer/capture_grad.h"
+#include "tracer/capture_tiles.h"
 #include "traces/kernels.h"
 
 #include <math.h>
@@ -20,6 +21,7 @@ typedef struct pass {
     size_t next_head, next_tile; /* the row tile that is put next */
     float *row_sum;              /* [n_head][T] */
     trace_chunk *heads;          /* [n_head + 2 n_kv_head][tiles] packed q, k, v of the current layer */
+    capture_tiles packed;        /* in place of probs and heads where the backend packs */
     const layer_capture *layer;
     int layer_index;
     const float *logits; /* the current tile */
@@ -29,7 +31,7 @@ typedef struct pass {
     uint8_t *correct;                /* [T] */
     int32_t *topk_id;                /* [T][k], k = max(1, plan.topk) */
     float *topk_logprob;
-    uint64_t *row_hash; /* [T] XXH3 of each row of logits */
+    uint64_t *row_hash; /* [T] XXH3 of each row of logits, or of what the backend made of it */
     float **row;        /* [threads][pad(n_vocab)] */
     void *block;
 } pass;
@@ -46,12 +48,22 @@ static size_t topk_of(const pass *p) {
     return p->c->plan.topk ? (size_t)p->c->plan.topk : 1;
 }
 
+/* Chunks that wait, of probabilities and of q, k and v. */
+static size_t n_probs(const pass *p) {
+    bool here = p->c->plan.dense && !p->c->backend->packs;
+    return here ? (size_t)p->c->model->n_head * triangle(p->tiles) : 0;
+}
+
+static size_t n_heads(const pass *p) {
+    return p->c->backend->packs ? 0 : heads_of_layer(p->c->model) * p->tiles;
+}
+
 static void carve(pass *p, mem_carver *c) {
     const model *m = p->c->model;
-    size_t heads = (size_t)m->n_head, threads = (size_t)pool_threads(p->c->pool);
-    p->probs = mem_carve(c, p->c->plan.dense ? heads * triangle(p->tiles) : 0, sizeof *p->probs);
-    p->row_sum = mem_carve(c, heads * p->T, sizeof *p->row_sum);
-    p->heads = mem_carve(c, heads_of_layer(m) * p->tiles, sizeof *p->heads);
+    size_t threads = (size_t)pool_threads(p->c->pool);
+    p->probs = mem_carve(c, n_probs(p), sizeof *p->probs);
+    p->row_sum = mem_carve(c, (size_t)m->n_head * p->T, sizeof *p->row_sum);
+    p->heads = mem_carve(c, n_heads(p), sizeof *p->heads);
     p->target_logprob = mem_carve(c, p->T, sizeof *p->target_logprob);
     p->entropy = mem_carve(c, p->T, sizeof *p->entropy);
     p->correct = mem_carve(c, p->T, sizeof *p->correct);
@@ -127,12 +139,17 @@ static int put_heads(pass *p) {
     return 0;
 }
 
+static int take_tiles(void *context, trace_array array, int layer, size_t first, size_t n, const uint8_t *bytes) {
+    pass *p = context;
+    return capture_tiles_take(&p->packed, array, layer, first, n, bytes);
+}
+
 static int take_layer(void *context, int layer, const layer_capture *l) {
     pass *p = context;
     const trace_plan *plan = &p->c->plan;
     p->layer = l;
     p->layer_index = layer;
-    if (plan->factored) TRY(put_heads(p));
+    if (plan->factored && !p->c->backend->packs) TRY(put_heads(p));
     for (int32_t h = 0; h < p->c->model->n_head; h++) {
         if (plan->lse) TRY(trace_write_lse(p->c->writer, layer, h, l->lse + (size_t)h * p->T));
         if (plan->row_sum) TRY(trace_write_row_sum(p->c->writer, layer, h, p->row_sum + (size_t)h * p->T));
@@ -197,23 +214,59 @@ static int take_logits(void *context, int32_t row0, int32_t n, float *logits, si
     return 0;
 }
 
+/* The backend has made of its logits what is kept. */
+static int take_stats(void *context, int32_t row0, int32_t n, const step_stats *s) {
+    pass *p = context;
+    size_t k = topk_of(p), bytes = sizeof(float), at = (size_t)row0, rows = (size_t)n;
+    memcpy(p->target_logprob + at, s->target_logprob, rows * bytes);
+    memcpy(p->entropy + at, s->entropy, rows * bytes);
+    memcpy(p->correct + at, s->correct, rows);
+    memcpy(p->topk_id + at * k, s->topk_id, rows * k * sizeof *s->topk_id);
+    memcpy(p->topk_logprob + at * k, s->topk_logprob, rows * k * bytes);
+    for (size_t t = at; t < at + rows; t++) {
+        uint64_t hash = XXH3_64bits_withSeed(p->topk_id + t * k, k * sizeof *p->topk_id, t);
+        hash = XXH3_64bits_withSeed(p->topk_logprob + t * k, k * bytes, hash);
+        p->row_hash[t] = XXH3_64bits_withSeed(p->entropy + t, bytes, hash);
+    }
+    progress_at(p->c->done += (double)n);
+    return 0;
+}
+
 /* ---- a sequence ------------------------------------------------------------------------------------------------- */
 
 static void free_pass(pass *p) {
     /* After a failure some chunks are packed and not put. */
-    size_t n = p->c->plan.dense ? (size_t)p->c->model->n_head * triangle(p->tiles) : 0;
-    for (size_t i = 0; i < n; i++) trace_chunk_free(&p->probs[i]);
-    for (size_t i = 0; i < heads_of_layer(p->c->model) * p->tiles; i++) trace_chunk_free(&p->heads[i]);
+    for (size_t i = 0; i < n_probs(p); i++) trace_chunk_free(&p->probs[i]);
+    for (size_t i = 0; i < n_heads(p); i++) trace_chunk_free(&p->heads[i]);
+    capture_tiles_free(&p->packed);
     mem_free(p->block);
+}
+
+static forward_sink sink_of(pass *p) {
+    const trace_plan *plan = &p->c->plan;
+    if (!p->c->backend->packs)
+        return (forward_sink){.context = p,
+                              .rows = plan->dense ? pack_rows : NULL,
+                              .rows_done = plan->dense ? put_rows : NULL,
+                              .layer = take_layer,
+                              .logits = take_logits};
+    return (forward_sink){.context = p,
+                          .tiles = take_tiles,
+                          .wants_probs = plan->dense,
+                          .wants_qkv = plan->factored,
+                          .layer = take_layer,
+                          .logits = plan->full_logits ? take_logits : NULL,
+                          .stats = plan->full_logits ? NULL : take_stats,
+                          .n_topk = (int32_t)topk_of(p)};
+}
+
+const char *capture_hashed(const capture *c) {
+    return c->backend->packs && !c->plan.full_logits ? "predictions" : "logits";
 }
 
 static int run_pass(pass *p) {
     capture *c = p->c;
-    forward_sink sink = {.context = p,
-                         .rows = c->plan.dense ? pack_rows : NULL,
-                         .rows_done = c->plan.dense ? put_rows : NULL,
-                         .layer = take_layer,
-                         .logits = take_logits};
+    forward_sink sink = sink_of(p);
     TRY(trace_write_sequence(c->writer, p->s, &c->plan));
     if (c->plan.grad_loss) TRY(capture_gradients(c, p->s, &sink));
     else TRY(c->backend->forward(c->state, p->s->tokens, p->s->n_tokens, NULL, &sink));
@@ -232,6 +285,7 @@ int capture_sequence(capture *c, const trace_sequence *s) {
     if (!p.block) return ERR_DATA;
     mem_carver place = {.base = p.block};
     carve(&p, &place);
+    p.packed = (capture_tiles){.c = c, .T = T, .row_sum = c->plan.row_sum ? p.row_sum : NULL};
     int code = run_pass(&p);
     free_pass(&p);
     return code;

@@ -1,5 +1,6 @@
 /* One forward pass, and the way back where gradients are wanted, into a trace: what the backend pushes is packed by the
- * pool and put into the file in order, so that memory stays linear in T and in the vocabulary. */
+ * pool (compressed only, where the backend packs by itself) and put into the file in order, so that memory stays linear
+ * in T and in the vocabulary. */
 #pragma once
 
 #include "base/pool.h"
@@ -15,12 +16,15 @@ typedef struct capture {
     trace_plan plan;      /* of every sequence; topk 0 or more, lse always */
     uint64_t seed;        /* of the labels drawn */
     uint32_t sequence;    /* index of the next sequence */
-    uint64_t logits_hash; /* XXH3 over all logits so far, in f32; starts at 0 */
+    uint64_t logits_hash; /* XXH3 over all logits so far, in f32 (see capture_hashed); starts at 0 */
     double done;          /* for progress_at: capture_work() summed over what is done */
 } capture;
 
 /* What progress counts for a sequence of n tokens. */
 double capture_work(const model *m, const trace_plan *plan, int32_t n);
+
+/* What logits_hash covers: "logits", or "predictions" (top k and entropy) where the logits never left a backend. */
+const char *capture_hashed(const capture *c);
 
 /* model/wo of every layer; before the first sequence. */
 int capture_wo(const capture *c);

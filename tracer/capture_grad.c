@@ -17,6 +17,8 @@ typedef struct pass {
     int layer;          /* current */
     const float *d_heads;
     size_t set_stride, stride;
+    int set; /* current where the backend packs, with all heads' chunks */
+    const uint8_t *bytes;
     void *block;
 } pass;
 
@@ -57,6 +59,31 @@ static int take_layer(void *context, int layer, const float *d_heads, size_t set
     return 0;
 }
 
+/* A tile of one head of the current set. */
+static int compress_tile(void *context, size_t task, int worker) {
+    (void)worker;
+    pass *p = context;
+    size_t tile = task % p->tiles, head = task / p->tiles, row = tile * TRACE_TILE;
+    size_t n = p->T - row < TRACE_TILE ? p->T - row : TRACE_TILE, height = p->T < TRACE_TILE ? p->T : TRACE_TILE;
+    size_t index = ((size_t)p->set * p->n_layer + (size_t)p->layer) * p->n_head + head;
+    const uint8_t *bytes = p->bytes + task * height * (size_t)p->c->model->head_dim * 2;
+    int code =
+        trace_pack_grad_half(p->c->writer, bytes, n, p->scale + index * p->T + row, &p->chunk[index * p->tiles + tile]);
+    return code ? err_prefix(code, "gradient of layer %d, head %zu, steps from %zu", p->layer, head, row) : 0;
+}
+
+static int take_packed(void *context, int layer, int set, const uint8_t *bytes, const float *scale) {
+    pass *p = context;
+    size_t index = ((size_t)set * p->n_layer + (size_t)layer) * p->n_head;
+    p->layer = layer;
+    p->set = set;
+    p->bytes = bytes;
+    memcpy(p->scale + index * p->T, scale, p->n_head * p->T * sizeof *scale);
+    TRY(pool_run(p->c->pool, p->n_head * p->tiles, compress_tile, p));
+    progress_at(p->c->done += (double)(p->T * (set == 0 ? 2 : 1)));
+    return 0;
+}
+
 static int put(pass *p) {
     trace_writer *w = p->c->writer;
     trace_chunk *chunk = p->chunk;
@@ -75,7 +102,10 @@ static int run(pass *p, const trace_sequence *s, const forward_sink *sink) {
     for (size_t t = 0; t + 1 < p->T; t++) p->counted[t] = (int32_t)t >= s->n_prompt && (!s->counted || s->counted[t]);
     const label_plan labels = {
         .counted = p->counted, .n_samples = c->plan.n_fisher, .seed = c->seed, .sequence = c->sequence};
-    const gradient_sink gradients = {.context = p, .labels = take_labels, .layer = take_layer};
+    const gradient_sink gradients = {.context = p,
+                                     .labels = take_labels,
+                                     .layer = c->backend->packs ? NULL : take_layer,
+                                     .packed = c->backend->packs ? take_packed : NULL};
     TRY(c->backend->forward_backward(c->state, s->tokens, s->n_tokens, NULL, sink, &labels, &gradients));
     return put(p);
 }

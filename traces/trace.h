@@ -2,8 +2,9 @@
  *
  * Shapes are written [a, b]: row-major, last index fastest. T = tokens of a sequence. Query head h reads kv head
  * h / (n_head / n_kv_head). Only one thread may be inside a function that takes a trace or trace_writer; they are
- * handed a pool where they can use more. HDF5 itself is not thread-safe: raw chunks are read and written by the
- * calling thread, compressed and decompressed by the pool.
+ * handed a pool where they can use more. HDF5 itself is not thread-safe: raw chunks are read by the calling thread, and
+ * written by a thread of the writer's own while nobody else calls HDF5; they are compressed and decompressed by the
+ * pool. While a trace_writer is open its caller must leave HDF5 alone: call nothing else of this folder that uses it.
  *
  * All functions return 0 or an error code with an err_ message that names file, dataset and place. */
 #pragma once
@@ -139,6 +140,11 @@ typedef struct trace_chunk {
 int trace_pack(const trace_writer *w, trace_array array, const float *values, size_t rows, size_t cols, size_t stride,
                float *row_sum, trace_chunk *out);
 
+/* The same from values that are f16 already, padded with zeros to the chunk's shape and byte-shuffled: its low bytes,
+ * then its high bytes. rows x cols of them count. row_sum receives rows sums, not added to anything. */
+int trace_pack_half(const trace_writer *w, trace_array array, const uint8_t *planes, size_t rows, size_t cols,
+                    float *row_sum, trace_chunk *out);
+
 /* Store chunk (layer, head, row tile, column tile (0 but for TRACE_PROBS)) and release it. Index order within each
  * array. */
 int trace_put(trace_writer *w, trace_array array, int layer, int head, int row_tile, int column_tile, trace_chunk *c);
@@ -149,6 +155,9 @@ void trace_chunk_free(trace_chunk *c);
  * value = f16 * scale. Thread-safe. A value that is not finite is an error. */
 int trace_pack_grad(const trace_writer *w, const float *values, size_t rows, size_t stride, float *scale,
                     trace_chunk *out);
+/* The same from f16 values, divided by scale[rows], padded and shuffled as for trace_pack_half. */
+int trace_pack_grad_half(const trace_writer *w, const uint8_t *planes, size_t rows, const float *scale,
+                         trace_chunk *out);
 /* Store one row tile and release it. Index order within grad/loss and within grad/fisher: set, layer, head, row tile.
  */
 int trace_put_grad(trace_writer *w, int set, int layer, int head, int row_tile, trace_chunk *c);
@@ -166,6 +175,13 @@ int trace_write_logits(trace_writer *w, const float *target_logprob, const uint8
                        const int32_t *topk_id, const float *topk_logprob);
 /* logits/full, rows row0 .. row0+n-1 in order, [n, n_vocab] f32. */
 int trace_write_full_logits(trace_writer *w, int32_t row0, int32_t n, const float *logits);
+
+/* Seconds so far: packing, summed over the threads that packed; writing, by the writer's own thread; and how long the
+ * caller waited for that thread. */
+typedef struct trace_times {
+    double pack, write, wait;
+} trace_times;
+trace_times trace_writer_times(const trace_writer *w);
 
 /* Bytes of attention before compression so far, and on disk so far, for the closing line. */
 void trace_writer_sizes(const trace_writer *w, int64_t *raw, int64_t *stored);

@@ -55,11 +55,10 @@ static int begin(trace_writer *w, const trace_model *model, const char *creator,
     TRY(content_hash_new(&w->hash));
     TRY(content_hash_model(w->hash, &w->model));
     TRY(writer_packs_new(model->head_dim, &w->packs));
-    w->full_row = mem_new((size_t)model->n_vocab, sizeof *w->full_row, "logits row");
-    if (!w->full_row) return ERR_DATA;
     TRY(hdf_create(w->file.temp, &w->h5));
     TRY(write_model(w->h5, &w->model, creator, command));
-    return hdf_new_group(w->h5, "seq", &w->seq_group);
+    TRY(hdf_new_group(w->h5, "seq", &w->seq_group));
+    return write_queue_new(&w->queue);
 }
 
 int trace_writer_new(const char *path, bool force, const char *const *inputs, int n_inputs, const trace_model *model,
@@ -113,9 +112,9 @@ static int close_sets(trace_writer *w) {
 }
 
 static void free_writer(trace_writer *w) {
+    write_queue_free(w->queue);
     writer_packs_free(w->packs);
     content_hash_free(w->hash);
-    mem_free(w->full_row);
     mem_free(w->model.name);
     mem_free(w->model.arch);
     mem_free(w->model.rope);
@@ -128,6 +127,8 @@ static void free_writer(trace_writer *w) {
 
 void trace_writer_abort(trace_writer *w) {
     if (!w) return;
+    write_queue_free(w->queue);
+    w->queue = NULL;
     close_sets(w);
     close_group(&w->seq_group);
     if (w->h5 >= 0) H5Fclose(w->h5);
@@ -155,8 +156,26 @@ static const char *last_part(const char *path) {
 int writer_start_set(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
                      const hsize_t *chunk, open_set *s) {
     s->next = 0;
+    s->type = type;
+    s->rank = rank;
     TRY(start_digest(w, name, rank, dims, H5Tget_size(type), &s->digest));
     return hdf_new_dataset(group, last_part(name), type, rank, dims, chunk, &s->id);
+}
+
+int writer_later(trace_writer *w, const open_set *s, const hsize_t *start, const hsize_t *count, void *data,
+                 size_t bytes) {
+    write_block b = {.set = s->id, .type = s->type, .rank = s->rank, .frame = !count, .data = data, .bytes = bytes};
+    memcpy(b.start, start, (size_t)s->rank * sizeof *start);
+    if (count) memcpy(b.count, count, (size_t)s->rank * sizeof *count);
+    return write_queue_add(w->queue, &b);
+}
+
+int writer_later_copy(trace_writer *w, const open_set *s, const hsize_t *start, const hsize_t *count,
+                      const void *values, size_t bytes) {
+    void *copy = mem_new(bytes, 1, "values to write");
+    if (!copy) return ERR_DATA;
+    memcpy(copy, values, bytes);
+    return writer_later(w, s, start, count, copy, bytes);
 }
 
 int writer_put_whole(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
@@ -187,14 +206,14 @@ static int put_wo(trace_writer *w, int layer, const float *wo) {
     half *h = mem_new(rows * cols, sizeof *h, "model/wo");
     if (!h) return ERR_DATA;
     int code = writer_convert(wo, h, rows * cols);
-    if (code) err_prefix(code, "model/wo: layer %d", layer);
-    else
-        code =
-            hdf_write_block(w->wo.id, hdf_f16(), 3, (hsize_t[]){(hsize_t)layer, 0, 0}, (hsize_t[]){1, rows, cols}, h);
+    if (code) {
+        mem_free(h);
+        return err_prefix(code, "model/wo: layer %d", layer);
+    }
     content_hash_values(w->hash, w->wo.digest, h, rows * cols * sizeof *h);
-    mem_free(h);
     w->n_wo++;
-    return code;
+    return writer_later(w, &w->wo, (hsize_t[]){(hsize_t)layer, 0, 0}, (hsize_t[]){1, rows, cols}, h,
+                        rows * cols * sizeof *h);
 }
 
 int trace_write_wo(trace_writer *w, int layer, const float *wo) {
@@ -213,6 +232,7 @@ static uint64_t chunks_of_array(const trace_writer *w, trace_array a) {
 }
 
 static int finish_sequence(trace_writer *w) {
+    TRY(write_queue_drain(w->queue));
     if (!w->n_written) return close_set(&w->wo);
     for (int a = 0; a < N_ARRAYS; a++)
         if (w->array[a].id >= 0 && w->array[a].next != chunks_of_array(w, (trace_array)a))
@@ -292,11 +312,10 @@ int trace_write_sequence(trace_writer *w, const trace_sequence *s, const trace_p
 /* ---- rows of facts ---------------------------------------------------------------------------------------------- */
 
 static int put_head_row(trace_writer *w, open_set *s, int layer, int head, const float *values) {
-    hsize_t T = (hsize_t)w->n_tokens;
+    hsize_t T = (hsize_t)w->n_tokens, start[3] = {(hsize_t)layer, (hsize_t)head, 0};
     if (s->id < 0 || s->next != (uint64_t)layer * (uint64_t)w->model.n_head + (uint64_t)head)
         return writer_misuse("attn/lse or attn/row_sum out of order");
-    TRY(hdf_write_block(s->id, H5T_IEEE_F32LE, 3, (hsize_t[]){(hsize_t)layer, (hsize_t)head, 0}, (hsize_t[]){1, 1, T},
-                        values));
+    TRY(writer_later_copy(w, s, start, (hsize_t[]){1, 1, T}, values, (size_t)T * sizeof *values));
     content_hash_values(w->hash, s->digest, values, (size_t)T * sizeof *values);
     s->next++;
     return 0;
@@ -316,6 +335,7 @@ static int put_logits(trace_writer *w, const float *target_logprob, const uint8_
     hsize_t steps = (hsize_t)w->n_tokens - 1, top[2] = {(hsize_t)w->n_tokens, (hsize_t)w->plan.topk};
     hid_t g = w->logits_group;
     w->logits_written = true;
+    TRY(write_queue_drain(w->queue));
     TRY(writer_put_whole(w, g, "logits/target_logprob", H5T_IEEE_F32LE, 1, &steps, target_logprob));
     TRY(writer_put_whole(w, g, "logits/correct", H5T_STD_U8LE, 1, &steps, correct));
     TRY(writer_put_whole(w, g, "logits/entropy", H5T_IEEE_F32LE, 1, &steps, entropy));
@@ -332,12 +352,16 @@ int trace_write_logits(trace_writer *w, const float *target_logprob, const uint8
 static int put_full_row(trace_writer *w, int32_t row, const float *logits) {
     size_t n = (size_t)w->model.n_vocab;
     if (w->full.id < 0 || (uint64_t)row != w->full.next) return writer_misuse("logits/full out of order");
-    int code = writer_convert(logits, w->full_row, n);
-    if (code) return err_prefix(code, "logits/full: token %d", row);
-    TRY(hdf_write_block(w->full.id, hdf_f16(), 2, (hsize_t[]){(hsize_t)row, 0}, (hsize_t[]){1, n}, w->full_row));
-    content_hash_values(w->hash, w->full.digest, w->full_row, n * sizeof *w->full_row);
+    half *h = mem_new(n, sizeof *h, "logits/full");
+    if (!h) return ERR_DATA;
+    int code = writer_convert(logits, h, n);
+    if (code) {
+        mem_free(h);
+        return err_prefix(code, "logits/full: token %d", row);
+    }
+    content_hash_values(w->hash, w->full.digest, h, n * sizeof *h);
     w->full.next++;
-    return 0;
+    return writer_later(w, &w->full, (hsize_t[]){(hsize_t)row, 0}, (hsize_t[]){1, n}, h, n * sizeof *h);
 }
 
 int trace_write_full_logits(trace_writer *w, int32_t row0, int32_t n, const float *logits) {
@@ -375,6 +399,12 @@ int trace_writer_finish(trace_writer *w, int64_t *bytes) {
     code = outfile_commit(&w->file);
     free_writer(w);
     return code;
+}
+
+trace_times trace_writer_times(const trace_writer *w) {
+    trace_times t = {.pack = writer_pack_seconds(w->packs)};
+    write_queue_times(w->queue, &t.write, &t.wait);
+    return t;
 }
 
 void trace_writer_sizes(const trace_writer *w, int64_t *raw, int64_t *stored) {

@@ -1,5 +1,6 @@
 /* Attention in a trace being written: packed by any thread, put by one in index order. */
 #include "base/mem.h"
+#include "base/progress.h"
 #include "traces/kernels.h"
 #include "traces/writer_private.h"
 
@@ -11,7 +12,8 @@
 struct pack_list {
     pthread_mutex_t lock;
     pack_work *idle;
-    size_t large; /* elements of the largest chunk, if over TRACE_TILE * TRACE_TILE */
+    size_t large;   /* elements of the largest chunk, if over TRACE_TILE * TRACE_TILE */
+    double seconds; /* that chunks took, of all threads together */
 };
 
 int writer_at_file(const trace_writer *w, int code) {
@@ -79,13 +81,8 @@ void writer_packs_free(pack_list *list) {
     mem_free(list);
 }
 
-int writer_borrow(pack_list *list, pack_work **out) {
-    pthread_mutex_lock(&list->lock);
-    pack_work *p = *out = list->idle;
-    if (p) list->idle = p->next;
-    pthread_mutex_unlock(&list->lock);
-    if (p) return 0;
-    p = mem_new(1, sizeof *p, "packing");
+static int new_pack_work(const pack_list *list, pack_work **out) {
+    pack_work *p = mem_new(1, sizeof *p, "packing");
     if (!p) return ERR_DATA;
     int code = zstd_work_new(&p->zstd);
     if (!code && list->large && !(p->large = mem_new(list->large, sizeof *p->large, "packing"))) code = ERR_DATA;
@@ -98,11 +95,31 @@ int writer_borrow(pack_list *list, pack_work **out) {
     return 0;
 }
 
-void writer_give_back(pack_list *list, pack_work *p) {
+int writer_borrow(pack_list *list, pack_work **out) {
     pthread_mutex_lock(&list->lock);
+    pack_work *p = list->idle;
+    if (p) list->idle = p->next;
+    pthread_mutex_unlock(&list->lock);
+    if (!p) TRY(new_pack_work(list, &p));
+    p->since = progress_seconds();
+    *out = p;
+    return 0;
+}
+
+void writer_give_back(pack_list *list, pack_work *p) {
+    double seconds = progress_seconds() - p->since;
+    pthread_mutex_lock(&list->lock);
+    list->seconds += seconds;
     p->next = list->idle;
     list->idle = p;
     pthread_mutex_unlock(&list->lock);
+}
+
+double writer_pack_seconds(pack_list *list) {
+    pthread_mutex_lock(&list->lock);
+    double seconds = list->seconds;
+    pthread_mutex_unlock(&list->lock);
+    return seconds;
 }
 
 half *writer_chunk_values(pack_work *p) {
@@ -147,6 +164,31 @@ int trace_pack(const trace_writer *w, trace_array array, const float *values, si
     return code;
 }
 
+/* The content hash covers the values in their order, so what came shuffled is turned back once. */
+int writer_pack_planes(pack_work *p, const uint8_t *planes, size_t n, trace_chunk *out) {
+    half *tile = writer_chunk_values(p);
+    kernels()->unshuffle2(planes, tile, n);
+    if (overflows(tile, n)) return err_set(ERR_DATA, "a value does not fit f16 (at most 65504)");
+    out->hash = XXH3_64bits(tile, n * sizeof *tile);
+    return zstd_pack(p->zstd, planes, n * sizeof *tile, 1, &out->data, &out->bytes);
+}
+
+int trace_pack_half(const trace_writer *w, trace_array array, const uint8_t *planes, size_t rows, size_t cols,
+                    float *row_sum, trace_chunk *out) {
+    hsize_t dims[4], chunk[4];
+    *out = (trace_chunk){0};
+    writer_array_shape(w, array, dims, chunk);
+    if (rows > chunk[2] || cols > chunk[3] || (row_sum && array != TRACE_PROBS))
+        return writer_misuse("chunk too large");
+    pack_work *p;
+    TRY(writer_borrow(w->packs, &p));
+    int code = writer_pack_planes(p, planes, (size_t)(chunk[2] * chunk[3]), out);
+    for (size_t r = 0; r < rows && row_sum && !code; r++)
+        row_sum[r] = stored_sum(p, writer_chunk_values(p) + r * chunk[3], cols);
+    writer_give_back(w->packs, p);
+    return code;
+}
+
 void trace_chunk_free(trace_chunk *c) {
     mem_free(c->data);
     *c = (trace_chunk){0};
@@ -167,12 +209,13 @@ int trace_put(trace_writer *w, trace_array array, int layer, int head, int row_t
     bool expected = s->id >= 0 && column_tile <= row_tile && chunk_index(dims, chunk, array, at) == s->next;
     int code = expected ? 0 : writer_misuse("chunk out of order");
     for (int d = 0; d < 4; d++) place[d] = offset[d] = at[d] * chunk[d];
-    if (!code && H5Dwrite_chunk(s->id, H5P_DEFAULT, 0, offset, c->bytes, c->data) < 0) code = hdf_error("write failed");
     if (!code) {
         content_hash_chunk(w->hash, s->digest, 4, place, c->hash);
         s->next++;
         w->raw += (int64_t)(chunk[2] * chunk[3] * sizeof(half));
         w->stored += (int64_t)c->bytes;
+        code = writer_later(w, s, offset, NULL, c->data, c->bytes);
+        c->data = NULL;
     }
     trace_chunk_free(c);
     return writer_at_file(w, code);

@@ -7,12 +7,11 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum { RANK_MAX = 5 };
 static const char *const grad_name[2] = {"grad/loss", "grad/fisher"};
 static const char *const scale_name[2] = {"grad/loss_scale", "grad/fisher_scale"};
 
 /* Shape and chunk of grad/loss (which = 0) or grad/fisher (1); without their last dimension those of the scales. */
-static int grad_shape(const trace_writer *w, int which, hsize_t dims[RANK_MAX], hsize_t chunk[RANK_MAX]) {
+static int grad_shape(const trace_writer *w, int which, hsize_t dims[WRITER_RANK], hsize_t chunk[WRITER_RANK]) {
     hsize_t one[4], one_chunk[4];
     writer_array_shape(w, TRACE_Q, one, one_chunk);
     dims[0] = (hsize_t)w->plan.n_fisher;
@@ -23,7 +22,7 @@ static int grad_shape(const trace_writer *w, int which, hsize_t dims[RANK_MAX], 
 }
 
 int writer_start_grad(trace_writer *w) {
-    hsize_t dims[RANK_MAX], chunk[RANK_MAX];
+    hsize_t dims[WRITER_RANK], chunk[WRITER_RANK];
     TRY(hdf_new_group(w->seq, "grad", &w->grad_group));
     for (int which = 0; which < (w->plan.n_fisher ? 2 : 1); which++) {
         int rank = grad_shape(w, which, dims, chunk);
@@ -37,7 +36,7 @@ int writer_start_grad(trace_writer *w) {
 
 int writer_finish_grad(const trace_writer *w) {
     for (int which = 0; which < 2; which++) {
-        hsize_t dims[RANK_MAX], chunk[RANK_MAX];
+        hsize_t dims[WRITER_RANK], chunk[WRITER_RANK];
         int rank = grad_shape(w, which, dims, chunk);
         uint64_t heads = 1, tiles = (dims[rank - 2] + chunk[rank - 2] - 1) / chunk[rank - 2];
         for (int d = 0; d < rank - 2; d++) heads *= dims[d];
@@ -94,7 +93,7 @@ static int pack_rows(pack_work *p, const float *values, size_t rows, size_t heig
 
 int trace_pack_grad(const trace_writer *w, const float *values, size_t rows, size_t stride, float *scale,
                     trace_chunk *out) {
-    hsize_t dims[RANK_MAX], chunk[RANK_MAX];
+    hsize_t dims[WRITER_RANK], chunk[WRITER_RANK];
     pack_work *p;
     *out = (trace_chunk){0};
     grad_shape(w, 0, dims, chunk);
@@ -105,12 +104,27 @@ int trace_pack_grad(const trace_writer *w, const float *values, size_t rows, siz
     return code;
 }
 
+int trace_pack_grad_half(const trace_writer *w, const uint8_t *planes, size_t rows, const float *scale,
+                         trace_chunk *out) {
+    hsize_t dims[WRITER_RANK], chunk[WRITER_RANK];
+    pack_work *p;
+    *out = (trace_chunk){0};
+    grad_shape(w, 0, dims, chunk);
+    if (rows > chunk[2]) return writer_misuse("chunk too large");
+    for (size_t r = 0; r < rows; r++)
+        if (!isfinite(scale[r])) return err_set(ERR_DATA, "row %zu of a tile: a gradient that is not finite", r);
+    TRY(writer_borrow(w->packs, &p));
+    int code = writer_pack_planes(p, planes, (size_t)(chunk[2] * chunk[3]), out);
+    writer_give_back(w->packs, p);
+    return code;
+}
+
 /* ---- putting ---------------------------------------------------------------------------------------------------- */
 
 /* Element coordinates of row 0 of a head within the dataset of `set`. */
-static void head_place(int set, int layer, int head, hsize_t place[RANK_MAX]) {
+static void head_place(int set, int layer, int head, hsize_t place[WRITER_RANK]) {
     hsize_t at[3] = {(hsize_t)set - 1, (hsize_t)layer, (hsize_t)head};
-    memset(place, 0, RANK_MAX * sizeof *place);
+    memset(place, 0, WRITER_RANK * sizeof *place);
     memcpy(place, set ? at : at + 1, (set ? 3 : 2) * sizeof *place);
 }
 
@@ -120,22 +134,23 @@ static uint64_t head_index(const trace_writer *w, int set, int layer, int head) 
     return (sample * L + (uint64_t)layer) * H + (uint64_t)head;
 }
 
-static int put_grad(trace_writer *w, int set, int layer, int head, int row_tile, const trace_chunk *c) {
+static int put_grad(trace_writer *w, int set, int layer, int head, int row_tile, trace_chunk *c) {
     int which = set > 0;
     open_set *s = &w->grad[which];
-    hsize_t dims[RANK_MAX], chunk[RANK_MAX], offset[RANK_MAX];
-    uint64_t place[RANK_MAX];
+    hsize_t dims[WRITER_RANK], chunk[WRITER_RANK], offset[WRITER_RANK];
+    uint64_t place[WRITER_RANK];
     int rank = grad_shape(w, which, dims, chunk);
     uint64_t tiles = (dims[rank - 2] + chunk[rank - 2] - 1) / chunk[rank - 2];
     if (s->id < 0 || head_index(w, set, layer, head) * tiles + (uint64_t)row_tile != s->next)
         return writer_misuse("gradients out of order");
     head_place(set, layer, head, offset);
     offset[rank - 2] = (hsize_t)row_tile * chunk[rank - 2];
-    if (H5Dwrite_chunk(s->id, H5P_DEFAULT, 0, offset, c->bytes, c->data) < 0) return hdf_error("write failed");
     for (int d = 0; d < rank; d++) place[d] = offset[d];
     content_hash_chunk(w->hash, s->digest, rank, place, c->hash);
     s->next++;
-    return 0;
+    void *frame = c->data;
+    c->data = NULL;
+    return writer_later(w, s, offset, NULL, frame, c->bytes);
 }
 
 int trace_put_grad(trace_writer *w, int set, int layer, int head, int row_tile, trace_chunk *c) {
@@ -147,13 +162,13 @@ int trace_put_grad(trace_writer *w, int set, int layer, int head, int row_tile, 
 static int put_scale(trace_writer *w, int set, int layer, int head, const float *scale) {
     int which = set > 0, rank = 3 + which;
     open_set *s = &w->grad_scale[which];
-    hsize_t start[RANK_MAX], count[RANK_MAX] = {1, 1, 1, 1, 1};
+    hsize_t start[WRITER_RANK], count[WRITER_RANK] = {1, 1, 1, 1, 1};
     size_t T = (size_t)w->n_tokens, bytes = T * sizeof *scale;
     if (s->id < 0 || head_index(w, set, layer, head) != s->next) return writer_misuse("gradients' scales out of order");
     head_place(set, layer, head, start);
     count[rank - 1] = T;
-    TRY(hdf_write_block(s->id, H5T_IEEE_F32LE, rank, start, count, scale));
-    uint64_t place[RANK_MAX];
+    TRY(writer_later_copy(w, s, start, count, scale, bytes));
+    uint64_t place[WRITER_RANK];
     for (int d = 0; d < rank; d++) place[d] = start[d];
     if (rank >= CONTENT_HASH_CHUNKED_RANK)
         content_hash_chunk(w->hash, s->digest, rank, place, XXH3_64bits(scale, bytes));
@@ -174,6 +189,7 @@ static int put_labels(trace_writer *w, const int32_t *label) {
             return err_set(ERR_DATA, "grad/fisher_label: sample %zu, step %zu is %d, outside the vocabulary of %d",
                            i / (size_t)dims[1], i % (size_t)dims[1], label[i], w->model.n_vocab);
     w->labels_written = true;
+    TRY(write_queue_drain(w->queue));
     return writer_put_whole(w, w->grad_group, "grad/fisher_label", H5T_STD_I32LE, 2, dims, label);
 }
 
