@@ -111,10 +111,14 @@ int device_launched(device *d, const char *kernel, const char *file, int line) {
     d->launches[kernel]++;
     const char *refused = fibers_refused();
     if (!refused) return 0;
-    return err_set(ERR_DATA, "CUDA: %s at %s:%d: %s%s", kernel, file, line, refused, place(d).c_str());
+    return err_set(ERR_DATA, "kernel %s failed at %s:%d: %s%s", kernel, file, line, refused, place(d).c_str());
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+static size_t mib(size_t bytes) {
+    return (bytes + ((size_t)1 << 20) - 1) >> 20;
+}
 
 /* `bytes` and no more, so that AddressSanitizer sees what goes beyond. */
 static void *aligned(size_t bytes, int fill) {
@@ -130,8 +134,8 @@ int device_new(device *d, size_t bytes, const char *what, void **out) {
     if (!p)
         return err_set(ERR_DATA,
                        "out of device memory for %s: %zu MiB needed, %zu MiB free; use fewer --tokens, --precision "
-                       "bf16, --weights blocks or --offload%s",
-                       what, (bytes + (1 << 20) - 1) >> 20, device_free_bytes(d) >> 20, place(d).c_str());
+                       "bf16, --weights blocks or --offload",
+                       what, mib(bytes), device_free_bytes(d) >> 20);
     d->blocks[p] = bytes;
     d->used += bytes;
     *out = p;
@@ -157,7 +161,7 @@ int device_pinned(device *d, size_t bytes, const char *what, void **out) {
     *out = nullptr;
     if (bytes == 0) return 0;
     *out = aligned(bytes, 0);
-    if (!*out) return err_set(ERR_DATA, "out of page-locked memory for %s: %zu bytes%s", what, bytes, place(d).c_str());
+    if (!*out) return err_set(ERR_DATA, "out of page-locked host memory for %s: %zu MiB needed", what, mib(bytes));
     d->pinned[*out] = bytes;
     return 0;
 }

@@ -43,18 +43,14 @@ struct fiber {
     void *sanitizer; /* ASan's fake stack, TSan's fiber */
 };
 
-static fiber main_fiber, *running = &main_fiber;
+static fiber main_fiber, *running = &main_fiber, *came_from;
 
-/* Called once by whoever begins or continues to run, with the fiber that it came from. */
-static void arrived(fiber *from) {
+/* First thing when a fiber begins or goes on. */
+static void arrive() {
 #ifdef WITH_ASAN
-    __sanitizer_finish_switch_fiber(running->sanitizer, &from->stack, &from->stack_bytes);
-#else
-    (void)from;
+    __sanitizer_finish_switch_fiber(running->sanitizer, &came_from->stack, &came_from->stack_bytes);
 #endif
 }
-
-static fiber *came_from;
 
 #ifndef WITH_UCONTEXT
 /* Registers that a call preserves go on the stack; swapcontext would ask the kernel for the signal mask each time. */
@@ -98,12 +94,12 @@ static void switch_to(fiber *to) {
 #else
     fibers_switch_stack(&from->sp, to->sp);
 #endif
-    arrived(came_from);
+    arrive();
 }
 
 static void work();
 static void first_entry() {
-    arrived(came_from);
+    arrive();
     work();
 }
 
@@ -140,8 +136,7 @@ struct thread {
     const char *what; /* what it waits at, nullptr: nothing */
     fibers_site site;
     bool left;
-    /* In a warp's exchange. */
-    unsigned mask;
+    unsigned mask; /* of a warp's exchange; 0 at a barrier */
     int source;
     uint64_t value, result;
 };
@@ -188,34 +183,40 @@ static const char *describe(const thread *t) {
     return text;
 }
 
-static bool same_site(const thread *a, const thread *b) {
-    return a->site.line == b->site.line && a->what == b->what && !strcmp(a->site.file, b->site.file);
+static bool same_text(const char *a, const char *b) {
+    return a == b || !strcmp(a, b);
 }
 
-/* Let these threads run next, in the order of running. */
-static void release(int first, int count, unsigned mask) {
-    for (int i = 0; i < count; i++) {
-        int k = now.reverse ? i : count - 1 - i;
-        if (count <= LANES && !(mask >> k & 1)) continue;
-        now.threads[first + k].what = nullptr;
-        now.ready[now.n_ready++] = first + k;
-    }
+static bool same_site(const thread *a, const thread *b) {
+    return a->site.line == b->site.line && a->what && b->what && same_text(a->what, b->what) &&
+           same_text(a->site.file, b->site.file);
+}
+
+/* The i-th from last to run of n. */
+static int from_last(int i, int n) {
+    return now.reverse ? i : n - 1 - i;
+}
+
+static void make_ready(int i) {
+    now.threads[i].what = nullptr;
+    now.ready[now.n_ready++] = i;
+}
+
+/* Does `t`, which waits, wait for thread k? */
+static bool awaits(const thread *t, int k) {
+    int i = (int)(t - now.threads);
+    return t->mask == 0 || (k / LANES == i / LANES && (t->mask >> k % LANES & 1));
 }
 
 /* Nobody can run, yet not all have returned: somebody waits for what will not come. */
 static void die_of_deadlock() {
-    for (int i = 0; i < now.n; i++) {
-        const thread *t = &now.threads[i];
-        if (!t->what) continue;
-        int warp = i / LANES * LANES;
-        for (int k = 0; k < now.n; k++) {
-            const thread *other = &now.threads[k];
-            bool awaited = t->mask ? k / LANES == i / LANES && (t->mask >> (k - warp) & 1) : true;
-            if (awaited && (other->left || !same_site(t, other)))
+    for (int i = 0; i < now.n; i++)
+        for (int k = 0; k < now.n && now.threads[i].what; k++) {
+            const thread *t = &now.threads[i], *other = &now.threads[k];
+            if (awaits(t, k) && (other->left || !same_site(t, other)))
                 die("%s waits in vain for %s", describe(t), describe(other));
         }
-    }
-    die("nobody can run");
+    die("no thread can run");
 }
 
 /* Whose turn it is. */
@@ -273,11 +274,10 @@ static void run_block() {
                 thread *t = &now.threads[i++];
                 t->index = {x, y, z};
                 t->on = nullptr;
-                t->what = nullptr;
                 t->left = false;
                 t->mask = 0;
             }
-    for (int k = 0; k < now.n; k++) now.ready[now.n_ready++] = now.reverse ? k : now.n - 1 - k;
+    for (int k = 0; k < now.n; k++) make_ready(from_last(k, now.n));
     pause_thread();
 }
 
@@ -287,8 +287,8 @@ void fibers_run_body(dim3 grid, dim3 block, void (*body)(void *context), void *c
     size_t n = (size_t)block.x * block.y * block.z;
     if (n == 0 || n > MOST_THREADS || block.z > 64 || grid.x == 0 || grid.x > INT32_MAX || grid.y == 0 ||
         grid.y > UINT16_MAX || grid.z == 0 || grid.z > UINT16_MAX) {
-        snprintf(now.refused, sizeof now.refused, "invalid configuration: grid (%u,%u,%u), block (%u,%u,%u)", grid.x,
-                 grid.y, grid.z, block.x, block.y, block.z);
+        snprintf(now.refused, sizeof now.refused, "invalid configuration argument: grid (%u,%u,%u), block (%u,%u,%u)",
+                 grid.x, grid.y, grid.z, block.x, block.y, block.z);
         return;
     }
     const char *order = getenv("KVLAG_FIBERS_ORDER");
@@ -332,7 +332,7 @@ int fibers_barrier(const char *what, bool predicate, const char *file, const cha
     if (++now.waiting == now.n) {
         now.result = now.held;
         now.waiting = now.held = 0;
-        release(0, now.n, ~0u);
+        for (int i = 0; i < now.n; i++) make_ready(from_last(i, now.n));
     }
     pause_thread();
     /* The next barrier is complete only after all have left this one. */
@@ -374,7 +374,10 @@ uint64_t fibers_exchange(const char *what, unsigned mask, uint64_t value, int so
     if ((*arrived_lanes & mask) == mask) {
         complete_exchange(&now.threads[first], mask, t);
         *arrived_lanes &= ~mask;
-        release(first, exist, mask);
+        for (int i = 0; i < LANES; i++) {
+            int k = from_last(i, LANES);
+            if (mask >> k & 1) make_ready(first + k);
+        }
     }
     pause_thread();
     return t->result;
