@@ -19,7 +19,7 @@ extern "C" {
 bool k_dequant_can(uint32_t ggml_type);
 /* Rows of a GGUF tensor to f32 or bf16 (round to nearest even): row r is blocks + ids[r] * row_bytes (ids NULL: r
  * itself), n values, of which each becomes bit-equal to gguf_rows (before rounding to bf16). Embedding is this, too.
- * blocks has any alignment. */
+ * blocks has any alignment. A negative id gives a row of zeros. */
 int k_dequant(device *d, uint32_t ggml_type, const void *blocks, size_t row_bytes, const int32_t *ids, size_t rows,
               size_t n, dtype type, void *out, size_t ld_out);
 
@@ -101,6 +101,10 @@ typedef struct step_shape {
 int k_attention_step(device *d, const step_shape *s, const float *qkv, size_t ld, const float *keys,
                      const float *values, const int32_t *evict_at, float *o, size_t ld_o, float *probs,
                      size_t ld_probs, int32_t *bad);
+
+/* Before it: the step's keys and values, which follow q in the rows of qkv, become entry t of the caches
+ * (kernels_steps.cu). */
+int k_append(device *d, const step_shape *s, const float *qkv, size_t ld, float *keys, float *values);
 
 /* ---- packing (kernels_pack.cu) ---------------------------------------------------------------------------------- */
 
