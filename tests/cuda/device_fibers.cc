@@ -65,7 +65,7 @@ int device_open(const char *index, device **out) {
     if (getenv("KVLAG_FIBERS_ABSENT")) return err_set(ERR_DATA, "no CUDA device (driver not found); use --backend cpu");
     if (index[0] && strcmp(index, "0")) return err_set(ERR_DATA, "no CUDA device %s (1 found)", index);
     const char *memory = getenv("KVLAG_FIBERS_MEMORY");
-    openblas_set_num_threads(1);
+    if (openblas_get_num_threads() != 1) openblas_set_num_threads(1);
     device *d = new device();
     d->memory = memory ? strtoull(memory, nullptr, 10) : (size_t)4 << 30;
     *out = d;
