@@ -34,7 +34,7 @@ static const command commands[] = {
      "kvlag verify MODEL.gguf out/t.h5 -o out/truth.csv -p h2o -p rmm -b 64,128 --calibrate out/c.json"},
     {"analyze", "FILE.csv... -o DIR", "draw lag and budget curves, print the short table", cmd_analyze,
      "kvlag analyze out/r.csv -o out/fig --format png,svg"},
-    {"info", "FILE", "what a trace or lifetimes file holds; --check validates it", cmd_info,
+    {"info", "FILE", "what a trace or lifetimes file holds; --check validates it, --compare A B compares two", cmd_info,
      "kvlag info out/t.h5 --check"},
     {"policies", "[NAME]", "the policies, their parameters and papers", cmd_policies, "kvlag policies rmm"},
     {"help", "[COMMAND]", "this page, or a command's options", cmd_help, NULL},

@@ -5,13 +5,14 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "tracer/capture.h"
-#include "tracer/cpu/cpu.h"
+#include "tracer/plugin.h"
 #include "tracer/tracer.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +23,10 @@
 enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, FISHER_MAX = 256, DENSE_LIMIT_MIB = 512 };
 
 typedef struct settings {
-    const char *out, *attention, *gradients, *logits, *backend;
+    const char *out, *attention, *gradients, *logits;
     long long tokens, prompt, threads, seed;
     bool special, force, quiet, verbose;
+    plugin_choice compute;
     opt_list files; /* MODEL TEXT... */
 } settings;
 
@@ -249,6 +251,25 @@ static int write_sequences(job *j) {
     return code;
 }
 
+/* Where the time went. A backend that does not measure itself works on the threads that also pack, and alone on them
+ * where nothing else is known. */
+static void say_times(const job *j, const trace_times *spent, double seconds) {
+    const capture *c = &j->capture;
+    backend_times of = c->backend->times(c->state);
+    bool measured = of.compute > 0 || of.copy > 0;
+    int threads = pool_threads(j->pool);
+    double pack = spent->pack / threads;
+    if (!measured) of.compute = fmax(seconds - pack - spent->wait, 0);
+    const char *bound = "computation";
+    double most = of.compute;
+    if (of.copy > most) most = of.copy, bound = "copies";
+    if (pack > most) most = pack, bound = "compression";
+    if (spent->write > most) bound = "writing";
+    (measured ? say : say_more)("time: compute %.2f s, copy %.2f s, compress %.2f s (%d threads), write %.2f s of "
+                                "%.2f s; bound by %s",
+                                of.compute, of.copy, pack, threads, spent->write, seconds, bound);
+}
+
 static int finish_file(job *j, double seconds) {
     const trace_plan *plan = &j->capture.plan;
     int64_t raw, stored, bytes;
@@ -260,23 +281,26 @@ static int finish_file(job *j, double seconds) {
     }
     trace_writer_sizes(j->capture.writer, &raw, &stored);
     trace_writer *w = j->capture.writer;
+    const trace_times spent = trace_writer_times(w);
     j->capture.writer = NULL;
     TRY(trace_writer_finish(w, &bytes));
-    say("%s: %.0f tokens in %.2f s (%.0f tokens/s, %.0f GFLOP/s), %.1f MiB, attention %.2f to 1, logits XXH3 "
+    say("%s: %.0f tokens in %.2f s (%.0f tokens/s, %.0f GFLOP/s), %.1f MiB, attention %.2f to 1, %s XXH3 "
         "%016" PRIx64,
         text_base_name(j->set->out), tokens, seconds, tokens / seconds, flops * 1e-9 / seconds, (double)bytes / MIB,
-        (double)raw / (double)stored, j->capture.logits_hash);
+        (double)raw / (double)stored, capture_hashed(&j->capture), j->capture.logits_hash);
+    say_times(j, &spent, seconds);
     return 0;
 }
 
 static int run(job *j) {
     capture *c = &j->capture;
+    TRY(plugin_backend(j->set->compute.backend, &c->backend));
     TRY(model_open(j->set->files.item[0], &j->model));
     TRY(model_tokenizer(j->model, &j->tokenizer));
     TRY(read_sequences(j));
     TRY(make_plan(j));
     TRY(pool_new((int)j->set->threads, &j->pool));
-    TRY(c->backend->load(j->model, j->pool, &cpu_options, &c->state));
+    TRY(plugin_load(&j->set->compute, &c->backend, j->model, j->pool, &c->state));
     say_more("%s backend, %d threads, %s", c->backend->name, pool_threads(j->pool), c->backend->device(c->state));
     c->model = j->model;
     c->pool = j->pool;
@@ -308,8 +332,6 @@ static int check(const settings *s) {
     if (s->files.n < 2)
         return err_set(ERR_USAGE, "trace needs a model and at least one text: kvlag trace MODEL TEXT... -o FILE.h5");
     if (!s->out) return err_set(ERR_USAGE, "trace needs -o FILE.h5");
-    if (strcmp(s->backend, "cuda") == 0)
-        return err_set(ERR_USAGE, "--backend cuda: this version is built without CUDA (use cpu)");
     return 0;
 }
 
@@ -317,7 +339,7 @@ static int trace_with(const opt *table, settings *s, int argc, char **argv) {
     TRY(opt_parse(table, argc, argv, &s->files));
     say_level(s->quiet ? SAY_QUIET : s->verbose ? SAY_MORE : SAY_NORMAL);
     TRY(check(s));
-    job j = {.set = s, .capture = {.backend = &cpu_backend}};
+    job j = {.set = s};
     j.command = opt_command("trace", table, &s->files);
     int code = j.command ? run(&j) : ERR_DATA;
     free_job(&j);
@@ -325,7 +347,7 @@ static int trace_with(const opt *table, settings *s, int argc, char **argv) {
 }
 
 int cmd_trace(int argc, char **argv) {
-    settings s = {.attention = "auto", .gradients = "fisher:1", .logits = "topk:32", .backend = "auto"};
+    settings s = {.attention = "auto", .gradients = "fisher:1", .logits = "topk:32", .compute = PLUGIN_CHOICE};
     const opt table[] = {
         {"output", 'o', OPT_TEXT, false, &s.out, "FILE.h5", "the trace to write", 0, 0},
         {"tokens", 0, OPT_INT, true, &s.tokens, "N", "only the first N tokens of each text", 1, INT32_MAX},
@@ -336,7 +358,7 @@ int cmd_trace(int argc, char **argv) {
          "of the text's own loss, and of S samples of the model's labels (default fisher:1)", 0, 0},
         {"logits", 0, OPT_TEXT, true, &s.logits, "topk:K|full", "predictions to keep (default topk:32)", 0, 0},
         {"special", 0, OPT_FLAG, true, &s.special, NULL, "control tokens written in a text are control tokens", 0, 0},
-        {"backend", 0, OPT_CHOICE, true, &s.backend, "auto|cpu|cuda", "what computes (auto: cpu)", 0, 0},
+        PLUGIN_OPTIONS(s.compute),
         {"threads", 0, OPT_INT, false, &s.threads, "N", "threads (default: one per processor)", 1, 1024},
         {"seed", 0, OPT_INT, true, &s.seed, "N", "of the labels drawn for fisher:S (default 0)", 0, 1LL << 53},
         {"force", 0, OPT_FLAG, false, &s.force, NULL, "replace an existing file", 0, 0},

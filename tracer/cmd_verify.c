@@ -6,7 +6,7 @@
 #include "base/progress.h"
 #include "sim/results.h"
 #include "sim/spec.h"
-#include "tracer/cpu/cpu.h"
+#include "tracer/plugin.h"
 #include "tracer/tracer.h"
 #include "tracer/verify.h"
 #include "tracer/verify_asks.h"
@@ -24,6 +24,7 @@ typedef struct settings {
     long long n_prompt, pick, threads, seed;
     bool force, quiet, verbose, has_prompt, has_seed;
     char seed_text[24];
+    plugin_choice compute;
     opt_list files, specs; /* MODEL TRACE [RESULTS.csv] */
 } settings;
 
@@ -414,7 +415,11 @@ static void close_with(const job *j) {
     double each = j->reruns_s / (double)j->n_reruns, seconds = j->reruns_s + j->full_s;
     char passes[48] = "";
     if (j->full_s > 0) snprintf(passes, sizeof passes, ", %.2f full passes", each / (j->full_s / (double)j->n_full));
-    if (!(j->differs <= DIFFERS_MOST))
+    const char *there = trace_get_model(j->trace)->compute, *here = j->backend->compute(j->state);
+    if (*there && strcmp(there, here) != 0)
+        say("the trace was computed in %s, these reruns in %s: log probabilities differ by up to %.3g", there, here,
+            j->differs);
+    else if (!(j->differs <= DIFFERS_MOST))
         say("warning: this model's log probabilities differ from the trace's by up to %.3g: is it the model, in the "
             "same quantisation, that was traced?",
             j->differs);
@@ -460,9 +465,10 @@ static int open_inputs(job *j) {
 }
 
 static int work(job *j) {
+    TRY(plugin_backend(j->set->compute.backend, &j->backend));
     TRY(open_inputs(j));
     TRY(pool_new((int)j->set->threads, &j->pool));
-    TRY(j->backend->load(j->model, j->pool, &cpu_options, &j->state));
+    TRY(plugin_load(&j->set->compute, &j->backend, j->model, j->pool, &j->state));
     for (j->seq = 0; j->seq < trace_n_sequences(j->trace); j->seq++) {
         int code = work_sequence(j);
         if (code) return trace_n_sequences(j->trace) > 1 ? err_prefix(code, "sequence %zu", j->seq) : code;
@@ -513,7 +519,7 @@ static int verify_with(const opt *table, settings *s, int argc, char **argv) {
     s->has_seed = opt_given(table, &s->seed);
     snprintf(s->seed_text, sizeof s->seed_text, "%lld", s->seed);
     TRY(check(s));
-    job j = {.set = s, .closed = strcmp(s->mode, "closed") == 0, .backend = &cpu_backend};
+    job j = {.set = s, .closed = strcmp(s->mode, "closed") == 0};
     outfile csv = {0};
     j.command = opt_command("verify", table, &s->files);
     int code = j.command ? begin_files(s, &csv) : ERR_DATA;
@@ -528,7 +534,7 @@ static int verify_with(const opt *table, settings *s, int argc, char **argv) {
 }
 
 int cmd_verify(int argc, char **argv) {
-    settings s = {.mode = "open", .n_prompt = -1};
+    settings s = {.mode = "open", .n_prompt = -1, .compute = PLUGIN_CHOICE};
     const opt table[] = {
         {"output", 'o', OPT_FILE, false, &s.out, "TRUTH.csv", "where the true costs go", 0, 0},
         {"policy", 'p', OPT_LIST, true, &s.specs, "SPEC", "a policy, e.g. 'rmm(lag=0|8|64)'; may repeat", 0, 0},
@@ -546,6 +552,7 @@ int cmd_verify(int argc, char **argv) {
          "decide from the full run's rows, or from the evicting run's own (default open)", 0, 0},
         {"calibrate", 0, OPT_FILE, false, &s.calibrate, "FILE.json",
          "fit the estimates of loss to these reruns, for sim --calibration", 0, 0},
+        PLUGIN_OPTIONS(s.compute),
         {"threads", 0, OPT_INT, false, &s.threads, "N", "worker threads (default: all processors)", 1, 4096},
         {"seed", 0, OPT_INT, true, &s.seed, "N", "of policies that draw random numbers", 0, 1LL << 53},
         {"force", 0, OPT_FLAG, false, &s.force, NULL, "replace existing output files", 0, 0},

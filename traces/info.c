@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/options.h"
 #include "base/text.h"
+#include "traces/compare.h"
 #include "traces/facts.h"
 
 #include <stdio.h>
@@ -152,6 +153,44 @@ static void print_facts(const cJSON *f) {
     if (cJSON_IsTrue(member(f, "checked"))) printf("\n  check      passed\n");
 }
 
+/* ---- two traces ------------------------------------------------------------------------------------------------ */
+
+static void print_comparison(const cJSON *d) {
+    const char *path = word(d, "path");
+    const cJSON *forms = member(d, "forms");
+    printf("             %-24s", path);
+    if (member(d, "agree")) printf(" %.4g %% agree", 100 * number(d, "agree"));
+    if (member(d, "mean")) printf(" mean %.3g, at most %.3g", number(d, "mean"), number(d, "max"));
+    if (member(d, "relative")) printf(", relative %.3g", number(d, "relative"));
+    if (forms)
+        printf(" (%s, %s)", cJSON_GetStringValue(cJSON_GetArrayItem(forms, 0)),
+               cJSON_GetStringValue(cJSON_GetArrayItem(forms, 1)));
+    if (member(d, "cosine"))
+        printf(" norm ratio %.6g (worst: layer %.0f), cosine %.6f (layer %.0f)", number(d, "norm_ratio"),
+               number(d, "norm_ratio_layer"), number(d, "cosine"), number(d, "cosine_layer"));
+    printf("\n");
+}
+
+static void print_compared(const cJSON *f) {
+    const cJSON *x, *d, *files = member(f, "files");
+    const char *file[2];
+    for (int side = 0; side < 2; side++) file[side] = cJSON_GetStringValue(cJSON_GetArrayItem(files, side));
+    printf("%s\n%s\n", file[0], file[1]);
+    cJSON_ArrayForEach(x, member(f, "differs"))
+        printf("  %-10s %s\n  %-10s %s\n", word(x, "fact"), word(x, "a"), "", word(x, "b"));
+    cJSON_ArrayForEach(x, member(f, "sequences")) {
+        printf("  seq/%s   %.0f tokens\n", word(x, "name"), number(x, "tokens"));
+        cJSON_ArrayForEach(d, member(x, "datasets")) print_comparison(d);
+        for (int side = 0; side < 2; side++) {
+            const cJSON *only = cJSON_GetArrayItem(member(x, "only"), side);
+            if (!cJSON_GetArraySize(only)) continue;
+            printf("             only in %s: ", file[side]);
+            print_words("", only);
+            printf("\n");
+        }
+    }
+}
+
 /* ---- the command ------------------------------------------------------------------------------------------------ */
 
 static int print_json(const cJSON *facts) {
@@ -163,22 +202,31 @@ static int print_json(const cJSON *facts) {
 }
 
 typedef struct info_options {
-    bool check, json;
+    bool check, json, compare;
 } info_options;
+
+static int gather(const info_options *o, const opt_list *file, cJSON **facts) {
+    if (o->compare && (file->n != 2 || o->check))
+        return err_set(ERR_USAGE, "info --compare: give two trace files, and no --check");
+    if (o->compare) return compare_traces(file->item[0], file->item[1], facts);
+    if (file->n != 1) return err_set(ERR_USAGE, "info: give one FILE (a trace, lifetimes or blocks file)");
+    return facts_of_file(file->item[0], o->check, facts);
+}
 
 int cmd_info(int argc, char **argv) {
     info_options o = {0};
     const opt table[] = {
         {.name = "check", .kind = OPT_FLAG, .target = &o.check, .help = "read everything and verify it"},
+        {.name = "compare", .kind = OPT_FLAG, .target = &o.compare, .help = "how far two traces of one text lie apart"},
         {.name = "json", .kind = OPT_FLAG, .target = &o.json, .help = "the same facts as JSON"},
         {.name = NULL},
     };
     opt_list file = {0};
     cJSON *facts = NULL;
     int code = opt_parse(table, argc, argv, &file);
-    if (!code && file.n != 1) code = err_set(ERR_USAGE, "info: give one FILE (a trace, lifetimes or blocks file)");
-    if (!code) code = facts_of_file(file.item[0], o.check, &facts);
+    if (!code) code = gather(&o, &file, &facts);
     if (!code && o.json) code = print_json(facts);
+    else if (!code && o.compare) print_compared(facts);
     else if (!code) print_facts(facts);
     cJSON_Delete(facts);
     opt_list_free(&file);

@@ -1,11 +1,14 @@
-"""Traces that the tests of `kvlag sim` share."""
+"""Traces that the tests of `kvlag sim` share. Tests run on the CPU backend, whether kvlag-cuda.so was built or not."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from simcli import ROOT, kvlag
+
+os.environ["KVLAG_CUDA_PLUGIN"] = "/dev/null/kvlag-cuda.so"
 
 
 @pytest.fixture(scope="session")

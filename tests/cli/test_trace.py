@@ -224,7 +224,6 @@ def test_bad_options_are_usage_errors(tiny, text, tmp_path):
     out = tmp_path / "o.h5"
     refused(2, "needs a model and at least one text", tmp_path, tiny, "-o", out)
     refused(2, "needs -o", tmp_path, tiny, text)
-    refused(2, "--backend cuda", tmp_path, tiny, text, "-o", out, "--backend", "cuda")
     for value in "topk", "topk:", "topk:-1", "topk:1x", "topk:1025", "all", "topk: 1", "topk:+1":
         refused(2, "--logits", tmp_path, tiny, text, "-o", out, "--logits", value)
     for value in "fisher", "fisher:", "fisher:0", "fisher:257", "fisher:1x", "fisher:+1", "loss:1", "all", "":
