@@ -81,6 +81,8 @@ static const head_shape shapes[] = {
     {.T = 3, .n_head = 3, .n_kv_head = 1, .head_dim = 96, .rope_dims = 24, .rope = ARCH_ROPE_INTERLEAVED},
     {.T = 2, .n_head = 2, .n_kv_head = 2, .head_dim = 128, .rope_dims = 128, .rope = ARCH_ROPE_HALVES},
     {.T = 2, .n_head = 2, .n_kv_head = 2, .head_dim = 256, .rope_dims = 20, .rope = ARCH_ROPE_HALVES},
+    {.T = 2, .n_head = 3, .n_kv_head = 1, .head_dim = 20, .rope_dims = 8, .rope = ARCH_ROPE_HALVES},
+    {.T = 2, .n_head = 3, .n_kv_head = 1, .head_dim = 18, .rope_dims = 8, .rope = ARCH_ROPE_INTERLEAVED},
     {.T = 7, .n_head = 2, .n_kv_head = 1, .head_dim = 6, .rope_dims = 6, .rope = ARCH_ROPE_INTERLEAVED},
     {.T = 7, .n_head = 2, .n_kv_head = 1, .head_dim = 5, .rope_dims = 4, .rope = ARCH_ROPE_HALVES},
     {.T = 7, .n_head = 2, .n_kv_head = 1, .head_dim = 5, .rope_dims = 2, .rope = ARCH_ROPE_INTERLEAVED},

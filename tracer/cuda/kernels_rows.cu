@@ -126,7 +126,7 @@ static __global__ void turn_heads(gradient_rows at, head_shape s, const float *b
 
     bool apart = turns && ROPE == ARCH_ROPE_HALVES;
     unsigned one = apart ? pair : 2 * pair, two = apart ? pair + turning / 2 : one + W;
-    bool both = two < dim; /* an odd head ends with a single value */
+    bool both = two < dim; /* a head of an odd number of runs ends with a single one */
     float *to = qkv + row * s.ld + head * dim;
     run x[2] = {*(const run *)(to + one), both ? *(const run *)(to + two) : run()};
     if (bias) {
@@ -140,7 +140,7 @@ static __global__ void turn_heads(gradient_rows at, head_shape s, const float *b
 }
 
 static bool in_quads(const head_shape *s, const float *bias, const float *angles, const float *qkv) {
-    return s->rope_dims % 8 == 0 && s->head_dim % 8 == 0 && s->ld % 4 == 0 &&
+    return s->rope_dims % 8 == 0 && s->head_dim % 4 == 0 && s->ld % 4 == 0 &&
            ((uintptr_t)bias | (uintptr_t)angles | (uintptr_t)qkv) % sizeof(quad) == 0;
 }
 
