@@ -1,5 +1,5 @@
-/* Sums and maxima over the lanes of a warp and the threads of a block, in an order that does not depend on chance; every
- * participant receives the result. Blocks are one-dimensional: whole warps, at most 1024 threads. */
+/* Sums and maxima over the lanes of a warp and the threads of a block, in an order that does not depend on chance;
+ * every participant receives the result. Blocks are one-dimensional: whole warps, at most 1024 threads. */
 #pragma once
 
 #include "tracer/cuda/port.h"
