@@ -139,8 +139,9 @@ int k_vocab_stats(device *d, const float *logits, size_t ld, size_t rows, size_t
 int k_vocab_softmax(device *d, const float *logits, size_t ld, size_t rows, size_t n_vocab, const float *lse,
                     const uint8_t *counted, dtype type, void *p, size_t ld_out);
 /* label[s*ld_label + r] = the first id whose running sum of exp(logit - lse), in f64 over ascending ids, exceeds
- * u[s*rows + r] (else the last id of positive probability); -1 where not counted. The sum is cut in chunks of a fixed
- * size, so it may differ in the last bits from one that runs straight through. */
+ * u[s*rows + r] times the whole sum (else the last id of positive probability); -1 where not counted. The sum is cut in
+ * chunks of a fixed size, so it may differ in the last bits from one that runs straight through; the whole sum is 1 but
+ * for the rounding of lse, which thus moves no label. */
 int k_vocab_draw(device *d, const float *logits, size_t ld, size_t rows, size_t n_vocab, const float *lse,
                  const uint8_t *counted, const double *u, size_t samples, int32_t *label, size_t ld_label);
 /* d[r] = common[r] - label_row[r] where counted[r], else 0: the gradient of the last norm's output, n values, stride ld
