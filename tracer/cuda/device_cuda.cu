@@ -35,7 +35,7 @@ typedef struct span {
 } span;
 
 typedef struct lane_clock {
-    span *span; /* [n] measured, behind them [n_made - n] whose events are there to be used again */
+    span *spans; /* [n] measured, behind them [n_made - n] whose events are there to be used again */
     size_t n, n_made, capacity;
     double seconds; /* of the spans folded so far */
 } lane_clock;
@@ -47,7 +47,7 @@ typedef struct shape {
 } shape;
 
 typedef struct choice {
-    shape shape;
+    shape of;
     bool has_algorithm; /* false: cuBLASLt offers none, cublasGemmEx must do */
     cublasLtMatmulAlgo_t algorithm;
 } choice;
@@ -58,9 +58,9 @@ struct device {
     cublasHandle_t blas;
     cublasLtHandle_t lt;
     void *workspace;
-    choice choice[CHOICES]; /* direct-mapped by shape */
+    choice choices[CHOICES]; /* direct-mapped by shape */
     lane_clock clock[N_STREAMS];
-    block *block;
+    block *blocks;
     size_t n_blocks, block_capacity;
 };
 
@@ -192,13 +192,13 @@ void device_close(device *d) {
     if (d->blas) cublasDestroy(d->blas);
     for (lane_clock &c : d->clock) {
         for (size_t i = 0; i < c.n_made; i++) {
-            cudaEventDestroy(c.span[i].begin);
-            cudaEventDestroy(c.span[i].end);
+            cudaEventDestroy(c.spans[i].begin);
+            cudaEventDestroy(c.spans[i].end);
         }
-        mem_free(c.span);
+        mem_free(c.spans);
     }
-    for (size_t i = 0; i < d->n_blocks; i++) release(d->block[i]);
-    mem_free(d->block);
+    for (size_t i = 0; i < d->n_blocks; i++) release(d->blocks[i]);
+    mem_free(d->blocks);
     for (cudaStream_t s : d->stream)
         if (s) cudaStreamDestroy(s);
     mem_free(d);
@@ -226,9 +226,10 @@ static size_t mib(size_t bytes) {
 
 static int remember(device *d, void *p, bool pinned) {
     block b = {p, pinned};
-    int code = mem_grow((void **)&d->block, &d->block_capacity, d->n_blocks + 1, sizeof b, "the list of device memory");
+    int code =
+        mem_grow((void **)&d->blocks, &d->block_capacity, d->n_blocks + 1, sizeof b, "the list of device memory");
     if (code) release(b);
-    else d->block[d->n_blocks++] = b;
+    else d->blocks[d->n_blocks++] = b;
     return code;
 }
 
@@ -236,9 +237,9 @@ static void give_back(device *d, void *p) {
     if (!p) return;
     cudaDeviceSynchronize();
     for (size_t i = d->n_blocks; i-- > 0;)
-        if (d->block[i].p == p) {
-            release(d->block[i]);
-            d->block[i] = d->block[--d->n_blocks];
+        if (d->blocks[i].p == p) {
+            release(d->blocks[i]);
+            d->blocks[i] = d->blocks[--d->n_blocks];
             return;
         }
 }
@@ -355,17 +356,17 @@ static int span_new(device *d, span *out) {
 int device_busy_begin(device *d, device_lane lane) {
     lane_clock *c = &d->clock[lane];
     if (c->n == c->n_made) {
-        TRY(mem_grow((void **)&c->span, &c->capacity, c->n + 1, sizeof *c->span, "the list of CUDA events"));
-        TRY(span_new(d, &c->span[c->n]));
+        TRY(mem_grow((void **)&c->spans, &c->capacity, c->n + 1, sizeof *c->spans, "the list of CUDA events"));
+        TRY(span_new(d, &c->spans[c->n]));
         c->n_made++;
     }
-    CALL(d, cudaEventRecord(c->span[c->n].begin, d->stream[lane]));
+    CALL(d, cudaEventRecord(c->spans[c->n].begin, d->stream[lane]));
     return 0;
 }
 
 int device_busy_end(device *d, device_lane lane) {
     lane_clock *c = &d->clock[lane];
-    CALL(d, cudaEventRecord(c->span[c->n].end, d->stream[lane]));
+    CALL(d, cudaEventRecord(c->spans[c->n].end, d->stream[lane]));
     c->n++;
     return 0;
 }
@@ -375,8 +376,8 @@ double device_busy(device *d, device_lane lane) {
     lane_clock *c = &d->clock[lane];
     for (size_t i = 0; i < c->n; i++) {
         float ms = 0;
-        if (cudaEventSynchronize(c->span[i].end) == cudaSuccess &&
-            cudaEventElapsedTime(&ms, c->span[i].begin, c->span[i].end) == cudaSuccess)
+        if (cudaEventSynchronize(c->spans[i].end) == cudaSuccess &&
+            cudaEventElapsedTime(&ms, c->spans[i].begin, c->spans[i].end) == cudaSuccess)
             c->seconds += (double)ms / 1000;
     }
     c->n = 0;
@@ -456,7 +457,7 @@ static int ask_heuristic(device *d, const shape *s, lt_product *l, choice *out) 
     cublasStatus_t code = cublasLtMatmulAlgoGetHeuristic(d->lt, &l->operation, &l->b, &l->a, &l->out, &l->out,
                                                          &preference, 1, &result, &n);
     if (code != CUBLAS_STATUS_NOT_SUPPORTED) TRY(check(d, code, "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__));
-    out->shape = *s;
+    out->of = *s;
     out->has_algorithm = code == CUBLAS_STATUS_SUCCESS && n && result.state == CUBLAS_STATUS_SUCCESS;
     out->algorithm = result.algo;
     return 0;
@@ -468,8 +469,8 @@ static int choose(device *d, const device_product *p, lt_product *l, const choic
     const unsigned char *byte = (const unsigned char *)&s;
     uint32_t hash = 2166136261u; /* FNV-1a */
     for (size_t i = 0; i < sizeof s; i++) hash = (hash ^ byte[i]) * 16777619u;
-    choice *c = &d->choice[(hash ^ hash >> 16) % CHOICES];
-    if (memcmp(&c->shape, &s, sizeof s) != 0) TRY(ask_heuristic(d, &s, l, c));
+    choice *c = &d->choices[(hash ^ hash >> 16) % CHOICES];
+    if (memcmp(&c->of, &s, sizeof s) != 0) TRY(ask_heuristic(d, &s, l, c));
     *out = c;
     return 0;
 }
