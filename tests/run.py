@@ -58,9 +58,10 @@ def run_pytest(total):
 
 def main():
     total = {"passed": 0, "failed": 0, "skipped": 0}
-    for program in sorted(p for p in (BUILD / "tests/unit").glob("test_*") if not p.suffix):
-        if Path("tests/unit", program.name + ".c").exists():
-            run_unit(program, total)
+    for folder in ("tests/unit", "tests/cuda"):
+        for program in sorted(p for p in (BUILD / folder).glob("test_*") if not p.suffix):
+            if Path(folder, program.name + ".c").exists():
+                run_unit(program, total)
     run_fuzz(total)
     if "--unit" not in sys.argv:
         run_pytest(total)

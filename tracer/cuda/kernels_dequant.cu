@@ -109,8 +109,10 @@ static __global__ void dequant(const uint8_t *blocks, size_t row_bytes, const in
                                size_t ld_out) {
     size_t row = blockIdx.x, from = ids ? (size_t)ids[row] : row, item = lane_item(), column[TYPE::QUADS];
     quad made[TYPE::QUADS] = {};
+    bool absent = ids && ids[row] < 0;
     if (TYPE::QUADS * 4 * item >= n) return;
-    TYPE::make(blocks + from * row_bytes, item, n, column, made);
+    TYPE::make(blocks + (absent ? 0 : from) * row_bytes, item, n, column, made); /* sets the columns, too */
+    for (int j = 0; absent && j < TYPE::QUADS; j++) made[j] = {};
     for (int j = 0; j < TYPE::QUADS; j++) store_quad(out + row * ld_out, column[j], n, made[j]);
 }
 
