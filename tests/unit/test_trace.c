@@ -274,6 +274,36 @@ static void filters_are_mandatory(void **state) {
     build_free(&b);
 }
 
+/* Far more blocks than the writer's queue holds, handed over faster than they are written. */
+static void many_blocks_come_in_order(void **state) {
+    (void)state;
+    enum { LAYERS = 8, HEADS = 400, T = 5 };
+    built b = build(2, false);
+    trace_writer *w;
+    hid_t h5;
+    int32_t window[LAYERS] = {0}, tokens[T] = {0};
+    int64_t dims[3] = {LAYERS, HEADS, T};
+    void *values;
+    b.model.n_layer = LAYERS;
+    b.model.n_head = HEADS;
+    b.model.window = window;
+    BUILD_OK(trace_writer_new(b.path, true, NULL, 0, &b.model, "test", "test", 1, &w));
+    BUILD_OK(trace_write_sequence(w, &(trace_sequence){.n_tokens = T, .tokens = tokens}, &(trace_plan){.lse = true}));
+    for (int i = 0; i < LAYERS * HEADS; i++)
+        BUILD_OK(trace_write_lse(w, i / HEADS, i % HEADS, (float[T]){(float)i, 1, 2, 3, -(float)i}));
+    trace_times times = trace_writer_times(w);
+    assert_true(times.wait > 0 && times.write > 0 && times.pack == 0);
+    BUILD_OK(trace_writer_finish(w, NULL));
+    BUILD_OK(hdf_open(b.path, &h5));
+    BUILD_OK(hdf_read_all(h5, "seq/0000/attn/lse", HDF_FLOAT, H5T_NATIVE_FLOAT, 3, dims, &values));
+    const float *lse = values;
+    for (int i = 0; i < LAYERS * HEADS; i++)
+        assert_true(lse[i * T] == (float)i && lse[i * T + 2] == 2 && lse[i * T + 4] == -(float)i);
+    mem_free(values);
+    H5Fclose(h5);
+    build_free(&b);
+}
+
 static void shuffle_and_pack_undo_each_other(void **state) {
     (void)state;
     zstd_work *w;
@@ -329,6 +359,7 @@ int main(void) {
         cmocka_unit_test(same_bytes_twice_and_for_any_threads),
         cmocka_unit_test(content_hash_follows_the_content),
         cmocka_unit_test(filters_are_mandatory),
+        cmocka_unit_test(many_blocks_come_in_order),
         cmocka_unit_test(shuffle_and_pack_undo_each_other),
         cmocka_unit_test(chunks_may_skip_a_filter),
     };
