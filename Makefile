@@ -38,7 +38,7 @@ MAKEFLAGS += --no-builtin-rules
 # ---- build ------------------------------------------------------------------------------------------------------------
 
 # ./kvlag is the release build; other modes stay in their folder. The README's commands write into out/.
-all: $(BUILD)/kvlag
+all: $(BUILD)/kvlag $(if $(filter release,$(MODE)),cuda)
 	@mkdir -p out
 	@test $(MODE) != release || cmp -s $< kvlag || { cp $< kvlag.tmp && mv kvlag.tmp kvlag; }
 
@@ -69,18 +69,20 @@ CUDA_CU  = $(wildcard tracer/cuda/*.cu)
 FIBER_CU = $(filter-out tracer/cuda/device_cuda.cu,$(CUDA_CU))
 FIBERS   = $(CUDA_C:%.c=$(BUILD)/pic/%.o) $(FIBER_CU:%.cu=$(BUILD)/fibers/%.o) $(patsubst %.cc,$(BUILD)/fibers/%.o,$(wildcard tests/cuda/*.cc))
 CUDA_ARCH  = all-major
+CUDA_BUILD = build/cuda
 CUDA_ROOT  = $(patsubst %/bin/nvcc,%,$(NVCC))
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE -arch=$(CUDA_ARCH) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings
 CXXFLAGS   = -std=c++17 -O2 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -fPIC $(CFLAGS_$(MODE))
 
-cuda: $(if $(NVCC),$(BUILD)/kvlag-cuda.so)
-	@test -n "$(NVCC)" || echo "no nvcc: kvlag-cuda.so is not built (the CPU backend needs none)"
+cuda: $(if $(NVCC),$(CUDA_BUILD)/kvlag-cuda.so)
+	@if [ -z "$(NVCC)" ]; then echo "no nvcc: kvlag-cuda.so is not built (the CPU backend needs none)"; \
+	elif ! cmp -s $< kvlag-cuda.so; then cp $< kvlag-cuda.tmp && mv kvlag-cuda.tmp kvlag-cuda.so; fi
 
 $(BUILD)/pic/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
 
-$(BUILD)/cuda/%.o: %.cu
+$(CUDA_BUILD)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -c -o $@ $<
 
@@ -92,7 +94,7 @@ $(BUILD)/fibers/%.o: %.cc
 	@mkdir -p $(@D)
 	$(CXX) $(CPPFLAGS) $(CXXFLAGS) -DKVLAG_FIBERS -MMD -MP -c -o $@ $<
 
-$(BUILD)/kvlag-cuda.so: $(CUDA_C:%.c=$(BUILD)/pic/%.o) $(CUDA_CU:%.cu=$(BUILD)/cuda/%.o)
+$(CUDA_BUILD)/kvlag-cuda.so: $(CUDA_C:%.c=$(BUILD)/pic/%.o) $(CUDA_CU:%.cu=$(CUDA_BUILD)/%.o)
 	$(NVCC) -shared -arch=$(CUDA_ARCH) -cudart static -o $@ $^ -lcublas -lcublasLt
 
 # The same plugin on the CPU.
@@ -111,11 +113,11 @@ $(BUILD)/%.h.ok: %.h
 
 unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so
 
--include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d pic/tracer/cuda/*.d cuda/tracer/cuda/*.d fibers/*/cuda/*.d))
+-include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
 
 # ---- what it needs ----------------------------------------------------------------------------------------------------
 
-DEBIAN = gcc make pkg-config libhdf5-dev hdf5-tools libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev \
+DEBIAN = gcc g++ make pkg-config libhdf5-dev hdf5-tools libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev \
          libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv
 deps:
 	@missing=$$(for p in $(DEBIAN); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
@@ -188,9 +190,10 @@ format:
 
 install: all
 	install -D $(BUILD)/kvlag $(DESTDIR)$(PREFIX)/bin/kvlag
+	@test ! -e kvlag-cuda.so || install -D kvlag-cuda.so $(DESTDIR)$(PREFIX)/lib/kvlag/kvlag-cuda.so
 
 clean:
-	rm -rf build kvlag out
+	rm -rf build kvlag kvlag-cuda.so out
 
 help:
 	@echo "make          build ./kvlag              make check    set everything up and run all tests"
