@@ -31,8 +31,9 @@ def kvlag(*args):
     return done
 
 
-def trace(folder, out, *options):
-    return kvlag("trace", folder / "tiny.gguf", folder / "text.txt", "-o", folder / out, "--tokens", 300, *options).stderr
+def trace(folder, out, *options, tokens=300):
+    return kvlag("trace", folder / "tiny.gguf", folder / "text.txt", "-o", folder / out, "--tokens", tokens,
+                 *options).stderr  # fmt: skip
 
 
 def compare(folder, a, b):
@@ -54,6 +55,18 @@ def test_a_trace_is_the_cpu_backends_but_for_rounding(folder):
     assert sets["grad/loss"]["norm_ratio"] == pytest.approx(1, abs=0.01) and sets["grad/loss"]["cosine"] > 0.9999
     assert sets["grad/fisher_label"]["agree"] > 0.98
     kvlag("info", "--check", folder / "cuda.h5")
+
+
+@pytest.mark.parametrize("tokens", [2, 31, 33, 257])
+def test_any_length(folder, tokens):
+    for backend in "cpu", "cuda":
+        trace(folder, f"{backend}{tokens}.h5", "--backend", backend, "--gradients", "fisher:2", "--logits", "topk:5",
+              tokens=tokens)  # fmt: skip
+    _, sets = compare(folder, f"cpu{tokens}.h5", f"cuda{tokens}.h5")
+    assert len(sets) == 13
+    assert sets["logits/target_logprob"]["max"] < 2e-3 and sets["attention rows"]["max"] < 6e-4
+    assert sets["grad/loss"]["norm_ratio"] == pytest.approx(1, abs=0.01)
+    kvlag("info", "--check", folder / f"cuda{tokens}.h5")
 
 
 def test_two_runs_give_the_same_bytes(folder):
@@ -83,12 +96,12 @@ def test_weights_as_blocks_and_layers_from_host_memory_change_nothing(folder):
 
 
 def test_verify(folder):
-    trace(folder, "t.h5", "--backend", "cuda")
+    trace(folder, "t.h5", "--backend", "cuda", tokens=120)
     rows = {}
     for backend in "cpu", "cuda":
         for mode in "open", "closed":
             out = folder / f"{backend}-{mode}.csv"
-            kvlag("verify", folder / "tiny.gguf", folder / "t.h5", "-o", out, "-p", "h2o", "-b", "64", "--mode", mode,
+            kvlag("verify", folder / "tiny.gguf", folder / "t.h5", "-o", out, "-p", "h2o", "-b", "32", "--mode", mode,
                   "--backend", backend)  # fmt: skip
             lines = [x.split(",") for x in out.read_text().splitlines() if not x.startswith("#")]
             rows[backend, mode] = dict(zip(*lines))
