@@ -247,8 +247,8 @@ static size_t bytes_of(hid_t h5, const char *name, void **out) {
 
 static void same_datasets(const char *a, const char *b) {
     hid_t h5[2];
-    char **name;
-    size_t n, compared = 0;
+    char **name = NULL;
+    size_t n = 0, compared = 0;
     if (hdf_open(a, &h5[0]) || hdf_open(b, &h5[1]) || hdf_list_datasets(h5[0], &name, &n))
         fail_msg("%s", err_message());
     for (size_t i = 0; i < n; i++) {
@@ -268,7 +268,7 @@ static void same_datasets(const char *a, const char *b) {
 }
 
 static void stats_are_those_handed_over(const char *path, int32_t T) {
-    trace *t;
+    trace *t = NULL;
     hid_t h5;
     int64_t dims[2] = {T, 3};
     void *id;
@@ -326,7 +326,7 @@ static void full_logits_pass_through(void **state) {
     trace_plan plan = everything;
     plan.full_logits = true;
     uint64_t hash[2];
-    trace *t[2];
+    trace *t[2] = {NULL, NULL};
     if (capture_with(&cpu_backend, &plan, shape, 300, plain, &hash[0]) ||
         capture_with(&packing, &plan, shape, 300, masked, &hash[1]) || trace_open(plain, &t[0]) ||
         trace_open(masked, &t[1]))
@@ -341,7 +341,7 @@ static void only_what_is_planned(void **state) {
     (void)state;
     trace_plan plan = {.factored = true, .lse = true, .topk = 3};
     uint64_t hash;
-    trace *t;
+    trace *t = NULL;
     if (capture_with(&packing, &plan, shape, 40, masked, &hash) || trace_open(masked, &t))
         fail_msg("%s", err_message());
     const trace_sequence *s = trace_get_sequence(t, 0);
