@@ -32,7 +32,7 @@ DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c)
 LIBRARY = $(BUILD)/libkvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all cuda help deps headers unit model demo check check-ready parity bench bench-ready fidelity samples golden format install clean
+.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity samples golden format install clean
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,23 @@ $(BUILD)/%.h.ok: %.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) -Wno-unused -fsyntax-only -include $< -x c /dev/null
 	@touch $@
 
-unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so
+# What tests/gpu/check.sh takes along to a machine with a GPU that has none of our packages: docs/gpu/README.md. The
+# programs look for shared libraries in lib/ beside themselves.
+GPU_ARCH   = sm_90
+BESIDE_LIB = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
+gpu-bundle: build/tiny.gguf
+	@$(MAKE) --no-print-directory CUDA_ARCH=$(GPU_ARCH) CUDA_BUILD=build/$(GPU_ARCH) gpu-programs
+	@tests/gpu/bundle.sh build/$(GPU_ARCH) $@
+gpu-programs: $(addprefix $(CUDA_BUILD)/,kvlag ladder kvlag-cuda.so)
+$(CUDA_BUILD)/kvlag: $(BUILD)/kvlag.o $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -rdynamic $(BESIDE_LIB) -o $@ $^ $(LDLIBS) -ldl
+$(CUDA_BUILD)/ladder: $(BUILD)/tests/gpu/ladder.o $(CUDA_CU:%.cu=$(CUDA_BUILD)/%.o) $(LIBRARY)
+	$(CXX) $(LDFLAGS) $(BESIDE_LIB) -o $@ $^ -L$(CUDA_ROOT)/lib64 -lcublas -lcublasLt -lcudart_static -lrt -ldl -lm -lpthread
+$(BUILD)/tests/gpu/ladder-fibers: $(BUILD)/tests/gpu/ladder.o $(FIBERS) $(LIBRARY)
+	$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so $(BUILD)/tests/gpu/ladder-fibers
 
 -include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
 
