@@ -95,8 +95,8 @@ static __device__ inline void multiply(float (&acc)[HEIGHT][2 * UNITS], const fl
     }
 }
 
-/* out[i][j] = dot product of row i of a and row j of b. CHUNK values of all rows at a time, stored by columns. The
- * first barrier lets all that was read of `m` before come to its end. */
+/* out[i][j] = dot product of row i of a and row j of b. CHUNK values of all rows at a time, stored by columns; the loop
+ * begins one chunk early, with a load alone. The first barrier lets all that was read of `m` before come to its end. */
 static __device__ inline void dot_products(tile_share &out, const strip &a, const strip &b, int dim, tile_memory &m) {
     enum { ROW_QUADS = CHUNK / 4, LOADS = TILE * ROW_QUADS / TILE_THREADS };
     quad next[2][LOADS];
@@ -124,13 +124,15 @@ static __device__ inline void dot_products(tile_share &out, const strip &a, cons
     for (int i = 0; i < HEIGHT; i++)
 #pragma unroll
         for (int j = 0; j < 2 * TILE_UNITS; j++) out[i][j] = 0;
-    load(0);
-    for (int d = 0; d < dim; d += CHUNK) {
-        __syncthreads();
-        store();
-        __syncthreads();
+#pragma unroll 1
+    for (int d = -CHUNK; d < dim; d += CHUNK) {
+        if (d >= 0) {
+            __syncthreads();
+            store();
+            __syncthreads();
+        }
         if (d + CHUNK < dim) load(d + CHUNK);
-        multiply<TILE_UNITS, CHUNK, LD_TILE>(out, m.chunk, m.chunk + CHUNK * LD_TILE);
+        if (d >= 0) multiply<TILE_UNITS, CHUNK, LD_TILE>(out, m.chunk, m.chunk + CHUNK * LD_TILE);
     }
 }
 
@@ -159,14 +161,16 @@ static __device__ inline void add_weighted(float (&acc)[HEIGHT][2 * UNITS], cons
             next[l] = load_quad(x, dim, row0 + q / ROW_QUADS, q % ROW_QUADS * 4);
         }
     };
-    load(0);
-    for (int row0 = 0; row0 < x.n; row0 += ROWS) {
-        __syncthreads();
+#pragma unroll 1
+    for (int row0 = -ROWS; row0 < x.n; row0 += ROWS) {
+        if (row0 >= 0) {
+            __syncthreads();
 #pragma unroll
-        for (int l = 0; l < LOADS; l++) *(quad *)(m.chunk + 4 * (threadIdx.x + TILE_THREADS * l)) = next[l];
-        __syncthreads();
+            for (int l = 0; l < LOADS; l++) *(quad *)(m.chunk + 4 * (threadIdx.x + TILE_THREADS * l)) = next[l];
+            __syncthreads();
+        }
         if (row0 + ROWS < x.n) load(row0 + ROWS);
-        multiply<UNITS, ROWS, UNITS * UNIT>(acc, m.weights[row0], m.chunk);
+        if (row0 >= 0) multiply<UNITS, ROWS, UNITS * UNIT>(acc, m.weights[row0], m.chunk);
     }
 }
 
@@ -180,14 +184,8 @@ static __device__ inline void write_rows(const float (&acc)[HEIGHT][2 * UNITS], 
         if (row >= T) continue;
         float *to = out + row * ld + (size_t)head * dim;
 #pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            int column = thread_column(2 * u);
-            pair y = {{factor[i] * acc[i][2 * u], factor[i] * acc[i][2 * u + 1]}};
-            if (dim % 2 == 0 && column < dim) *(pair *)(to + column) = y;
-            else
-                for (int k = 0; k < 2; k++)
-                    if (column + k < dim) to[column + k] = y.v[k];
-        }
+        for (int j = 0; j < 2 * UNITS; j++)
+            if (thread_column(j) < dim) to[thread_column(j)] = factor[i] * acc[i][j];
     }
 }
 
@@ -237,5 +235,27 @@ static __device__ inline bool is_finite(float x) {
 }
 
 static __device__ inline float capped(float x, float softcap) {
-    return softcap > 0 ? softcap * tanhf(x / softcap) : x;
+    return softcap > 0 && is_finite(x) ? softcap * tanhf(x / softcap) : x;
+}
+
+/* Scaled and capped products of q's rows and k's, or k's and q's; what is not finite stays so. The cap's loop goes
+ * through the thread's own places among the weights, so that the code of tanh, which few models need, is there once. */
+static __device__ inline void scores(tile_share &out, const strip &a, const strip &b, const attention_shape &s,
+                                     tile_memory &m) {
+    dot_products(out, a, b, s.head_dim, m);
+#pragma unroll
+    for (int i = 0; i < HEIGHT; i++)
+#pragma unroll
+        for (int j = 0; j < 2 * TILE_UNITS; j++) out[i][j] *= s.scale;
+    if (s.softcap <= 0) return;
+    put_weights(out, m);
+#pragma unroll 1
+    for (int e = 0; e < HEIGHT * 2 * TILE_UNITS; e++) {
+        float *x = &m.weights[thread_column(e / HEIGHT)][thread_row(e % HEIGHT)];
+        *x = capped(*x, s.softcap);
+    }
+#pragma unroll
+    for (int i = 0; i < HEIGHT; i++)
+#pragma unroll
+        for (int j = 0; j < 2 * TILE_UNITS; j++) out[i][j] = m.weights[thread_column(j)][thread_row(i)];
 }

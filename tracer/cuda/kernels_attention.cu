@@ -36,9 +36,8 @@ static __device__ inline void softmax_tile(const attention_shape &s, int kv_head
 #pragma unroll
         for (int j = 0; j < 2 * TILE_UNITS; j++) {
             bool seen = sees(s, t, (int)col0 + thread_column(j), gone[j]);
-            float x = s.scale * p[i][j];
-            if (seen && !is_finite(x)) r.bad = min(r.bad, t);
-            p[i][j] = seen ? capped(x, s.softcap) : -INFINITY;
+            if (seen && !is_finite(p[i][j])) r.bad = min(r.bad, t);
+            p[i][j] = seen ? p[i][j] : -INFINITY;
             top = fmaxf(top, p[i][j]);
         }
         top = row_max(top);
@@ -66,7 +65,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, UNITS > 4 ? 2 : 3)
     for (int i = 0; i < HEIGHT; i++) r.max[i] = -INFINITY;
     for (size_t col0 = first_key_tile(s, row0); col0 <= row0; col0 += TILE) {
         tile_share p;
-        dot_products(p, q, strip_of_keys(s, kv_head, col0), s.head_dim, m);
+        scores(p, q, strip_of_keys(s, kv_head, col0), s, m);
         softmax_tile(s, kv_head, row0, col0, p, r, fade);
         put_weights(p, m);
 #pragma unroll
@@ -130,7 +129,7 @@ static __global__ void attention_tiles(attention_shape s, const float *lse, size
     int kv_head = kv_head_of(s, place.head);
     bool any = row0 < s.T && col0 <= row0 && col0 >= first_key_tile(s, row0);
     tile_share p = {};
-    if (any) dot_products(p, strip_of_queries(s, place.head, row0), strip_of_keys(s, kv_head, col0), s.head_dim, m);
+    if (any) scores(p, strip_of_queries(s, place.head, row0), strip_of_keys(s, kv_head, col0), s, m);
     int gone[2 * TILE_UNITS];
 #pragma unroll
     for (int j = 0; j < 2 * TILE_UNITS; j++) gone[j] = end_of_life(s, kv_head, (int)col0 + thread_column(j));
@@ -143,7 +142,7 @@ static __global__ void attention_tiles(attention_shape s, const float *lse, size
 #pragma unroll
         for (int j = 0; j < 2 * TILE_UNITS; j++) {
             bool seen = sees(s, t, (int)col0 + thread_column(j), gone[j]);
-            p[i][j] = seen ? expf(capped(s.scale * p[i][j], s.softcap) - of_row) : 0;
+            p[i][j] = seen ? expf(p[i][j] - of_row) : 0;
         }
 #pragma unroll
         for (int j = 0; j < 2 * TILE_UNITS; j += 2) {

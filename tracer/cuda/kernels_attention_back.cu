@@ -34,15 +34,13 @@ static __global__ void row_dots(size_t rows, size_t T, int n_head, int head_dim,
     if (threadIdx.x % WARP == 0) row_dot[(row / T * n_head + head) * T + row % T] = (float)total;
 }
 
-/* The probability behind a product q . k, times the slope of the softcap (1 - tanh^2) where `slope`. */
-static __device__ inline float probability(const attention_shape &s, float product, float lse, bool slope) {
-    float x = s.scale * product, factor = 1;
-    if (s.softcap > 0) {
-        float y = tanhf(x / s.softcap);
-        x = s.softcap * y;
-        if (slope) factor = 1 - y * y;
-    }
-    return factor * expf(x - lse);
+/* exp(score - lse), times the softcap's slope there, 1 - tanh^2; inverse_cap 0 leaves the slope out. */
+static __device__ inline float probability(float score, float lse, float inverse_cap) {
+    float tanh_x = score * inverse_cap;
+    return (1 - tanh_x * tanh_x) * expf(score - lse);
+}
+static __device__ inline float inverse_cap_of(const attention_shape &s) {
+    return s.softcap > 0 ? 1 / s.softcap : 0;
 }
 
 /* dQ. A block: 64 steps of a head, walking over the key tiles that they see; otherwise as attention_rows. */
@@ -51,18 +49,18 @@ template <int UNITS, int SETS> static __global__ void queries_back(attention_sha
     int head = (int)(blockIdx.x % s.n_head), kv_head = kv_head_of(s, head);
     size_t row0 = (size_t)((gridDim.x - 1 - blockIdx.x) / s.n_head) * TILE;
     const float *lse = b.lse + (size_t)head * s.T;
-    float out[SETS][HEIGHT][2 * UNITS] = {}, factor[HEIGHT];
+    float out[SETS][HEIGHT][2 * UNITS] = {}, factor[HEIGHT], inverse_cap = inverse_cap_of(s);
     for (size_t col0 = first_key_tile(s, row0); col0 <= row0; col0 += TILE) {
         strip k = strip_of_keys(s, kv_head, col0);
         tile_share p, d;
-        dot_products(p, strip_of_queries(s, head, row0), k, s.head_dim, m);
+        scores(p, strip_of_queries(s, head, row0), k, s, m);
 #pragma unroll
         for (int j = 0; j < 2 * TILE_UNITS; j++) {
             int col = (int)col0 + thread_column(j), gone = end_of_life(s, kv_head, col);
 #pragma unroll
             for (int i = 0; i < HEIGHT; i++) {
                 int t = (int)row0 + thread_row(i);
-                p[i][j] = sees(s, t, col, gone) ? probability(s, p[i][j], lse[t], true) : 0;
+                p[i][j] = sees(s, t, col, gone) ? probability(p[i][j], lse[t], inverse_cap) : 0;
             }
         }
 #pragma unroll
@@ -89,7 +87,7 @@ template <int UNITS, int SETS> static __global__ void queries_back(attention_sha
 
 /* Probabilities of a tile whose rows are keys and whose columns are steps. */
 static __device__ inline void probabilities_by_key(const attention_shape &s, const float *lse, int kv_head, size_t key0,
-                                                   size_t step0, bool slope, tile_share &p) {
+                                                   size_t step0, float inverse_cap, tile_share &p) {
     int gone[HEIGHT];
 #pragma unroll
     for (int i = 0; i < HEIGHT; i++) gone[i] = end_of_life(s, kv_head, (int)key0 + thread_row(i));
@@ -99,7 +97,7 @@ static __device__ inline void probabilities_by_key(const attention_shape &s, con
         float of_step = t < (int)s.T ? lse[t] : 0;
 #pragma unroll
         for (int i = 0; i < HEIGHT; i++)
-            p[i][j] = sees(s, t, (int)key0 + thread_row(i), gone[i]) ? probability(s, p[i][j], of_step, slope) : 0;
+            p[i][j] = sees(s, t, (int)key0 + thread_row(i), gone[i]) ? probability(p[i][j], of_step, inverse_cap) : 0;
     }
 }
 
@@ -114,8 +112,8 @@ template <int UNITS, int SETS> static __global__ void keys_back(attention_shape 
         for (size_t step0 = key0; step0 < end; step0 += TILE) {
             strip q = strip_of_queries(s, head, step0);
             tile_share p, d;
-            dot_products(p, strip_of_keys(s, kv_head, key0), q, s.head_dim, m);
-            probabilities_by_key(s, b.lse + (size_t)head * s.T, kv_head, key0, step0, true, p);
+            scores(p, strip_of_keys(s, kv_head, key0), q, s, m);
+            probabilities_by_key(s, b.lse + (size_t)head * s.T, kv_head, key0, step0, inverse_cap_of(s), p);
 #pragma unroll
             for (int set = 0; set < SETS; set++) {
                 const float *row_dot = b.row_dot + ((size_t)set * s.n_head + head) * s.T;
@@ -148,8 +146,8 @@ template <int UNITS, int SETS> static __global__ void values_back(attention_shap
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (size_t step0 = key0; step0 < end; step0 += TILE) {
             tile_share p;
-            dot_products(p, strip_of_keys(s, kv_head, key0), strip_of_queries(s, head, step0), s.head_dim, m);
-            probabilities_by_key(s, b.lse + (size_t)head * s.T, kv_head, key0, step0, false, p);
+            scores(p, strip_of_keys(s, kv_head, key0), strip_of_queries(s, head, step0), s, m);
+            probabilities_by_key(s, b.lse + (size_t)head * s.T, kv_head, key0, step0, 0, p);
             put_weights(p, m);
 #pragma unroll
             for (int set = 0; set < SETS; set++)
@@ -194,7 +192,6 @@ extern "C" int k_attention_back(device *d, const attention_shape *shape, size_t 
                s.n_head, s.head_dim, o, d_o, ld_o, row_dot));
     back_sets b = {lse, d_o, row_dot, ld_o, d_qkv};
     if (s.head_dim <= 2 * UNIT) return all_sets_back<2>(d, s, sets, b);
-    if (s.head_dim <= 3 * UNIT) return all_sets_back<3>(d, s, sets, b);
     if (s.head_dim <= 4 * UNIT) return all_sets_back<4>(d, s, sets, b);
     return all_sets_back<8>(d, s, sets, b);
 }
