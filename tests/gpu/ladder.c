@@ -278,7 +278,7 @@ static head_shape heads_of(const ladder *l) {
                         .n_head = (int)l->heads,
                         .n_kv_head = (int)l->kv_heads,
                         .head_dim = (int)l->dim,
-                        .rope_dims = (int)l->dim,
+                        .rope_dims = (int)(l->dim / 2 * 2),
                         .rope = ARCH_ROPE_INTERLEAVED,
                         .ld = kernel_pad((l->heads + 2 * l->kv_heads) * l->dim)};
 }
