@@ -8,6 +8,7 @@
 #include "sim/sim.h"
 #include "tracer/tracer.h"
 #include "traces/info.h"
+#include "traces/make_trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -36,6 +37,8 @@ static const command commands[] = {
      "kvlag analyze out/r.csv -o out/fig --format png,svg"},
     {"info", "FILE", "what a trace or lifetimes file holds; --check validates it, --compare A B compares two", cmd_info,
      "kvlag info out/t.h5 --check"},
+    {"make-trace", "KIND -o FILE.h5", "write a trace that no model made: synthetic, of any size", cmd_make_trace,
+     "kvlag make-trace random -o out/long.h5 --tokens 8192 --layers 2 --heads 8"},
     {"policies", "[NAME]", "the policies, their parameters and papers", cmd_policies, "kvlag policies rmm"},
     {"help", "[COMMAND]", "this page, or a command's options", cmd_help, NULL},
 };
@@ -56,7 +59,7 @@ static const command *find(const char *name) {
 static void print_commands(void) {
     puts("kvlag " KVLAG_VERSION ": what would this KV cache have cost with another eviction policy, budget or lag?\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
-        printf("  kvlag %-8s %-26s %s\n", commands[i].name, commands[i].usage, commands[i].help);
+        printf("  kvlag %-10s %-26s %s\n", commands[i].name, commands[i].usage, commands[i].help);
     puts("\nA first round:\n");
     for (size_t i = 0; i < 3; i++) printf("  %s\n", commands[i].example);
     puts(

@@ -1,0 +1,38 @@
+#include "base/err.h"
+#include "base/options.h"
+#include "traces/make_trace.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct kind {
+    const char *name, *help;
+    int (*run)(int argc, char **argv);
+} kind;
+
+static const kind kinds[] = {
+    {"random", "any size, with attention that looks real: sinks, locality, a heavy tail", make_random},
+};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+static int help(void) {
+    for (size_t i = 0; i < N_KINDS; i++) {
+        printf("%s%s: %s\n", i ? "\n" : "", kinds[i].name, kinds[i].help);
+        kinds[i].run(1, (char *[]){"--help"});
+    }
+    return OPT_HELPED;
+}
+
+int cmd_make_trace(int argc, char **argv) {
+    const char *names[N_KINDS];
+    if (argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0)) return help();
+    if (argc == 0 || argv[0][0] == '-')
+        return err_set(ERR_USAGE, "make-trace begins with a KIND: kvlag make-trace random -o FILE.h5");
+    for (size_t i = 0; i < N_KINDS; i++) {
+        if (strcmp(argv[0], kinds[i].name) == 0) return kinds[i].run(argc - 1, argv + 1);
+        names[i] = kinds[i].name;
+    }
+    const char *near = opt_nearest(argv[0], names, N_KINDS);
+    if (near) return err_set(ERR_USAGE, "make-trace: unknown kind '%s' (did you mean %s?)", argv[0], near);
+    return err_set(ERR_USAGE, "make-trace: unknown kind '%s' (see kvlag help make-trace)", argv[0]);
+}

@@ -1,0 +1,9 @@
+/* `kvlag make-trace KIND -o FILE.h5`: traces that no model made, for benchmarks and experiments. Each kind is a row of
+ * the table in cmd_make_trace.c, with a function and options of its own. */
+#pragma once
+
+/* argv without the program's and the command's name. Returns 0, OPT_HELPED or an err code with its message. */
+int cmd_make_trace(int argc, char **argv);
+
+/* The kinds; argv without the kind's name, otherwise the same. */
+int make_random(int argc, char **argv);
