@@ -10,7 +10,7 @@
 enum { COLUMNS_A_TASK = 256 };
 
 static const float *row_of(const pass *w, int head, int32_t r) {
-    return w->rows + ((size_t)head * (size_t)w->n_rows + (size_t)r) * w->stride;
+    return w->rows + ((size_t)head * (size_t)w->n_rows + (size_t)r) * w->row_stride;
 }
 
 static size_t chunks_of(const pass *w) {
@@ -31,7 +31,8 @@ static void chunk_rows(const pass *w, size_t index, int32_t *from, int32_t *to) 
 static int read_tile(pass *w, int32_t row0) {
     w->row0 = row0;
     w->n_rows = w->n_tokens - row0 < w->tile ? w->n_tokens - row0 : w->tile;
-    return trace_layer_rows(w->attention, row0, w->n_rows, w->rows, w->stride, w->p);
+    w->row_stride = kernel_pad((size_t)(row0 + w->n_rows)); /* no longer than needed: what lies behind is cleared */
+    return trace_layer_rows(w->attention, row0, w->n_rows, w->rows, w->row_stride, w->p);
 }
 
 /* s(t, i) = g_t . v_i of a query head for some rows of the tile and the first `sets` label sets, into the worker's

@@ -63,7 +63,7 @@ typedef struct pass {
     uint8_t *counted;    /* [T] */
     uint8_t *block;      /* [T] block of each step from n_prompt on */
     replay_facts *facts; /* [T] */
-    float *rows;         /* [n_head][tile][stride] */
+    float *rows;         /* [n_head][n_rows][row_stride] of the current tile */
     float *wo;           /* [n_head*head_dim][n_embd] */
     float *values;       /* [n_kv_head][stride*head_dim] packed for kernels, where streams or evidence need them */
     float *stream;       /* [threads][n_sets][LAYER_ROWS][stride] the streams that depend on the step */
@@ -83,6 +83,7 @@ typedef struct pass {
     trace_layer *attention;
     estimate_streams streams;
     int32_t row0, n_rows;
+    size_t row_stride; /* of rows, in the current tile */
 } pass;
 
 enum { LAYER_ROWS = 8 /* rows of one task */ };

@@ -45,7 +45,7 @@ static replay *carve(const sim_config *c, int32_t n_tokens, void *block, size_t 
     replay made = {.c = c, .n_tokens = n_tokens, .capacity = capacity, .n_fields = n_fields};
     made.entry = mem_carve(&m, padded, sizeof *made.entry);
     made.row = mem_carve(&m, padded, sizeof *made.row);
-    made.scratch = mem_carve(&m, padded, sizeof *made.scratch);
+    made.scratch = mem_carve(&m, 4 * padded, sizeof *made.scratch); /* see kernels.h, resident_row */
     made.score = mem_carve(&m, padded, sizeof *made.score);
     made.victim = mem_carve(&m, padded, sizeof *made.victim);
     made.field = mem_carve(&m, (size_t)n_fields, sizeof *made.field);

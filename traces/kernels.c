@@ -3,6 +3,7 @@
 #include "traces/kernels.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #if defined(__AVX2__)
@@ -17,6 +18,10 @@ enum { LANES = KERNEL_LANES };
 
 typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
+typedef float v8f __attribute__((vector_size(32)));
+typedef double v8d __attribute__((vector_size(64)));
+typedef double v4d __attribute__((vector_size(32)));
+typedef double v2d __attribute__((vector_size(16)));
 
 /* ---- what differs between the targets --------------------------------------------------------------------------- */
 
@@ -39,6 +44,12 @@ INLINE v16f masked_add(v16f acc, mask16 m, v16f x) {
 INLINE v16f gather16(const float *base, const int32_t *index) {
     return (v16f)_mm512_i32gather_ps(_mm512_loadu_si512(index), base, 4);
 }
+/* The first n < 16 lanes; the others are 0. */
+INLINE v16f gather_some(const float *base, const int32_t *index, size_t n) {
+    mask16 m = (mask16)((1u << n) - 1);
+    __m512i at = _mm512_maskz_loadu_epi32(m, index);
+    return (v16f)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), m, at, base, 4);
+}
 #else
 typedef v16i mask16;
 INLINE mask16 mask_le(v16i a, v16i b) {
@@ -53,6 +64,11 @@ INLINE v16f masked_add(v16f acc, mask16 m, v16f x) {
 INLINE v16f gather16(const float *base, const int32_t *index) {
     v16f v;
     for (int l = 0; l < LANES; l++) v[l] = base[index[l]];
+    return v;
+}
+INLINE v16f gather_some(const float *base, const int32_t *index, size_t n) {
+    v16f v = {0};
+    for (size_t l = 0; l < n; l++) v[l] = base[index[l]];
     return v;
 }
 #if defined(__FMA__)
@@ -95,10 +111,22 @@ INLINE void store(float *p, v16f v) {
     *(v16f *)p = v;
 }
 
+/* The lanes in f64, halves onto halves: 8, 4, 2, 1 of them. */
 INLINE double total(v16f v) {
-    double sum = 0;
-    for (int l = 0; l < LANES; l++) sum += (double)v[l];
-    return sum;
+    union {
+        v16f v;
+        v8f half[2];
+    } x = {.v = v};
+    union {
+        v8d v;
+        v4d half[2];
+    } eight = {.v = __builtin_convertvector(x.half[0], v8d) + __builtin_convertvector(x.half[1], v8d)};
+    union {
+        v4d v;
+        v2d half[2];
+    } four = {.v = eight.half[0] + eight.half[1]};
+    v2d two = four.half[0] + four.half[1];
+    return two[0] + two[1];
 }
 
 static const v16i lane_number = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -358,7 +386,6 @@ static void masked_sums(const float *const *x, int n_x, const int32_t *evict_at,
     }
 }
 
-typedef double v8d __attribute__((vector_size(64)));
 typedef double v8d_anywhere __attribute__((vector_size(64), aligned(8)));
 typedef int64_t v8l __attribute__((vector_size(64)));
 
@@ -385,42 +412,69 @@ static size_t lowest(const double *x, size_t n) {
 
 /* ---- the row over the residents --------------------------------------------------------------------------------- */
 
-/* Gather one head's attention on the residents; returns its mass. */
-static double gather_residents(const float *head, const int32_t *entry, size_t n, float *out) {
-    v16f acc = splat(0.0f);
-    size_t j = 0;
-    for (; j + LANES <= n; j += LANES) {
-        v16f v = gather16(head, entry + j);
-        store(out + j, v);
-        acc += v;
+enum { HEADS_AT_ONCE = 4 };
+
+/* Gather the attention of `count` heads on the residents, each into its part of `out`, and their masses. */
+INLINE void gather_heads(const float *const *heads, const int count, const int32_t *entry, size_t n, float *out,
+                         double *mass) {
+    size_t padded = kernel_pad(n), j = 0;
+    v16f acc[HEADS_AT_ONCE];
+    for (int h = 0; h < count; h++) acc[h] = splat(0.0f);
+    for (; j + LANES <= n; j += LANES)
+        for (int h = 0; h < count; h++) {
+            v16f v = gather16(heads[h], entry + j);
+            store(out + (size_t)h * padded + j, v);
+            acc[h] += v;
+        }
+    for (int h = 0; h < count && j < n; h++) {
+        v16f v = gather_some(heads[h], entry + j, n - j);
+        store(out + (size_t)h * padded + j, v);
+        acc[h] += v;
     }
-    if (j < n) {
-        v16f v = splat(0.0f);
-        for (size_t l = 0; j + l < n; l++) v[l] = head[entry[j + l]];
-        store(out + j, v);
-        acc += v;
+    for (int h = 0; h < count; h++) mass[h] = total(acc[h]);
+}
+
+/* row = (the heads before +) `count` heads, each divided by its mass; `whole` > 0: this is the last of them, and the
+ * sum is divided by so many. */
+INLINE void join_heads(const float *a, const double *mass, const int count, size_t padded, bool first, int take_max,
+                       int whole, float *row) {
+    v16f inverse[HEADS_AT_ONCE];
+    for (int h = 0; h < count; h++) inverse[h] = splat(mass[h] >= LEAST_MASS ? (float)(1.0 / mass[h]) : 0.0f);
+    for (size_t j = 0; j < padded; j += LANES) {
+        v16f sum = first ? load(a + j) * inverse[0] : load(row + j);
+        for (int h = first; h < count; h++) {
+            v16f v = load(a + (size_t)h * padded + j) * inverse[h];
+            sum = take_max ? select16(v > sum, v, sum) : sum + v;
+        }
+        store(row + j, whole ? sum / splat((float)whole) : sum);
     }
-    return total(acc);
+}
+
+INLINE void some_heads(const float *const *heads, const int count, const int32_t *entry, size_t n, int take_max,
+                       bool first, int whole, float *scratch, float *row) {
+    double mass[HEADS_AT_ONCE];
+    gather_heads(heads, count, entry, n, scratch, mass);
+    join_heads(scratch, mass, count, kernel_pad(n), first, take_max, whole, row);
 }
 
 static void resident_row(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
                          float *scratch, float *row) {
-    size_t padded = kernel_pad(n);
-    for (int h = 0; h < n_head; h++) {
-        float *a = n_head == 1 ? row : scratch;
-        double mass = gather_residents(heads[h], entry, n, a);
-        v16f inverse = splat(mass >= LEAST_MASS ? (float)(1.0 / mass) : 0.0f);
-        for (size_t j = 0; j < padded; j += LANES) {
-            v16f v = load(a + j) * inverse;
-            if (h) {
-                v16f old = load(row + j);
-                v = take_max ? select16(v > old, v, old) : old + v;
-            }
-            store(row + j, v);
+    for (int h = 0; h < n_head; h += HEADS_AT_ONCE) {
+        int whole = n_head > 1 && !take_max && h + HEADS_AT_ONCE >= n_head ? n_head : 0;
+        switch (n_head - h) {
+        case 1:
+            some_heads(heads + h, 1, entry, n, take_max, h == 0, whole, scratch, row);
+            break;
+        case 2:
+            some_heads(heads + h, 2, entry, n, take_max, h == 0, whole, scratch, row);
+            break;
+        case 3:
+            some_heads(heads + h, 3, entry, n, take_max, h == 0, whole, scratch, row);
+            break;
+        default:
+            some_heads(heads + h, HEADS_AT_ONCE, entry, n, take_max, h == 0, whole, scratch, row);
         }
     }
-    if (n_head > 1 && !take_max)
-        for (size_t j = 0; j < padded; j += LANES) store(row + j, load(row + j) / splat((float)n_head));
 }
 
 extern const kernel_table KERNELS;

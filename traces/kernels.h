@@ -1,7 +1,7 @@
 /* The inner loops of traces and sim, one source compiled for several instruction sets and chosen at run time.
  *
  * Every path gives the same bits: 16 f32 lanes whatever the register width, explicit fused multiply-add, one
- * polynomial exp, lanes combined in f64 in index order, no contraction by the compiler. So results from one trace are
+ * polynomial exp, lanes combined in f64 in one order, no contraction by the compiler. So results from one trace are
  * the same bytes on every machine (DESIGN section 9). tests/unit/test_kernels.c compares every path with plain loops.
  *
  * Arrays are 64-byte aligned and padded to a multiple of 16 elements where "padded" stands. */
@@ -66,7 +66,7 @@ typedef struct kernel_table {
 
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
      * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
-     * resident mass is 0 (below 2^-126) contributes 0. row has room for pad(n), scratch too. */
+     * resident mass is 0 (below 2^-126) contributes 0. row has room for pad(n), scratch for 4 pad(n). */
     void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
                          float *scratch, float *row);
 } kernel_table;

@@ -215,8 +215,11 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
         for (int32_t j = 0; j < n; j++)
             if (j == n - 1 || (threshold ? (double)a[j] : EVIDENCE(j)) >= tau) f[j] = v->t;
         break;
-    default: /* MEMORY_FIRST: field 0 sums the rows after arrival, field 1 keeps the own row */
-        for (int32_t j = first_open(v, x); j < n - 1; j++) f[j] += EVIDENCE(j);
+    default: /* MEMORY_FIRST: field 0 sums the rows after arrival, field 1 is their mean; before them, the own row */
+        for (int32_t j = first_open(v, x); j < n - 1; j++) {
+            f[j] += EVIDENCE(j);
+            v->field[1][j] = f[j] / (v->t - v->entry[j]);
+        }
         v->field[1][n - 1] = (double)a[n - 1];
     }
 #undef EVIDENCE
@@ -244,10 +247,7 @@ void mix_score(const policy_setup *s, const policy_view *v, double *score) {
         score_recent(v, (int)plan->argument, score);
         break;
     case MEMORY_FIRST:
-        for (int32_t j = 0; j < v->n; j++) {
-            double age = v->t - v->entry[j], rows = age < plan->argument ? age : plan->argument;
-            score[j] = rows > 0 ? f[j] / rows : v->field[1][j];
-        }
+        memcpy(score, v->field[1], (size_t)v->n * sizeof *score);
         break;
     default:
         memcpy(score, f, (size_t)v->n * sizeof *score);

@@ -252,6 +252,17 @@ static void lowest_is_the_first_of_equals(void **state) {
             }
 }
 
+static double plain_resident(float *const *a, int count, const int32_t *entry, size_t n, int max, size_t j) {
+    double out = 0;
+    for (int h = 0; h < count; h++) {
+        double mass = 0;
+        for (size_t i = 0; i < n; i++) mass += (double)a[h][entry[i]];
+        double share = (double)a[h][entry[j]] / mass;
+        out = max ? fmax(out, share) : out + share / count;
+    }
+    return out;
+}
+
 static void resident_row_by_hand(void **state) {
     (void)state;
     const kernel_table *list[3];
@@ -262,7 +273,7 @@ static void resident_row_by_hand(void **state) {
     const float *heads[2] = {one, two};
     int32_t entry[3] = {0, 2, 3};
     for (int table = 0; table < n_tables; table++) {
-        float row[16] __attribute__((aligned(64))), scratch[16] __attribute__((aligned(64)));
+        float row[16] __attribute__((aligned(64))), scratch[64] __attribute__((aligned(64)));
         list[table]->resident_row(heads, 2, entry, 3, 0, scratch, row);
         assert_true(fabsf(row[0] - .291667f) < 1e-6f && fabsf(row[1] - .472222f) < 1e-6f &&
                     fabsf(row[2] - .236111f) < 1e-6f);
@@ -271,26 +282,29 @@ static void resident_row_by_hand(void **state) {
         list[table]->resident_row(heads, 1, entry, 3, 0, scratch, row);
         assert_true(fabsf(row[0] - .25f) < 1e-6f && fabsf(row[1] - .5f) < 1e-6f && fabsf(row[2] - .25f) < 1e-6f);
     }
-    /* A long set: every table the same bits. */
-    float *a = array(N, 3), *b = array(N, 4), *first = NULL;
+    /* Long sets, one head to more than are gathered at once: near plain sums, and every table the same bits. */
+    enum { HEADS = 9 };
+    float *a[HEADS], *row[3] = {NULL};
     int32_t *all = mem_new(N, 4, "test");
     size_t n = 0;
+    for (int h = 0; h < HEADS; h++) a[h] = array(N, (uint64_t)h);
     for (int32_t i = 0; i < N; i++) {
-        a[i] = fabsf(a[i]);
-        b[i] = fabsf(b[i]);
+        for (int h = 0; h < HEADS; h++) a[h][i] = fabsf(a[h][i]);
         if (i % 3) all[n++] = i;
     }
-    for (int table = 0; table < n_tables; table++) {
-        float *row = mem_new(kernel_pad(n), 4, "test"), *scratch = mem_new(kernel_pad(n), 4, "test");
-        list[table]->resident_row((const float *const[]){a, b}, 2, all, n, 0, scratch, row);
-        if (first) assert_memory_equal(row, first, n * 4);
-        if (!first) first = row;
-        else mem_free(row);
-        mem_free(scratch);
-    }
-    mem_free(first);
-    mem_free(a);
-    mem_free(b);
+    for (int table = 0; table < n_tables; table++) row[table] = mem_new(kernel_pad(n), 4, "test");
+    float *scratch = mem_new(4 * kernel_pad(n), 4, "test");
+    for (int count = 1; count <= HEADS; count++)
+        for (int max = 0; max < 2; max++)
+            for (int table = 0; table < n_tables; table++) {
+                list[table]->resident_row((const float *const *)a, count, all, n, max, scratch, row[table]);
+                assert_memory_equal(row[table], row[0], n * 4);
+                for (size_t j = 0; j < n && table == 0; j++)
+                    assert_float_equal(row[0][j], plain_resident(a, count, all, n, max, j), 1e-6);
+            }
+    for (int table = 0; table < n_tables; table++) mem_free(row[table]);
+    for (int h = 0; h < HEADS; h++) mem_free(a[h]);
+    mem_free(scratch);
     mem_free(all);
 }
 
