@@ -265,8 +265,8 @@ static void say_times(const job *j, const trace_times *spent, double seconds) {
     if (of.copy > most) most = of.copy, bound = "copies";
     if (pack > most) most = pack, bound = "compression";
     if (spent->write > most) bound = "writing";
-    (measured ? say : say_more)("time: compute %.2f s, copy %.2f s, compress %.2f s (%d threads), write %.2f s of "
-                                "%.2f s; bound by %s",
+    (measured ? say : say_more)("time: compute %.3f s, copy %.3f s, compress %.3f s (%d threads), write %.3f s of "
+                                "%.3f s; bound by %s",
                                 of.compute, of.copy, pack, threads, spent->write, seconds, bound);
 }
 

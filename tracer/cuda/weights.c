@@ -14,8 +14,7 @@
 enum {
     N_MATRICES = 7,
     GGML_F32 = 0,
-    GGML_BF16 = 30,
-    SLICE_IDS = 16384 /* of the output matrix, where it is dequantised on the fly */
+    SLICE_IDS = 16384 /* of the output matrix at a time */
 };
 #define UPLOAD_BYTES ((size_t)64 << 20)
 static const arch_slot matrices[N_MATRICES] = {SLOT_Q, SLOT_K, SLOT_V, SLOT_O, SLOT_GATE, SLOT_UP, SLOT_DOWN};
@@ -52,6 +51,7 @@ struct cuda_weights {
     int ready;      /* BLOCKS, OFFLOAD: the layer in that buffer; -1: none */
     stage stage[2]; /* OFFLOAD */
     table embedding, output;
+    char *output_matrix; /* DENSE: of the state's type */
     float *output_norm;
     void *slice;  /* not DENSE: SLICE_IDS rows of the output matrix */
     char *upload; /* while loading */
@@ -169,15 +169,23 @@ static int load_layer_raw(backend_state *s, int layer) {
     return 0;
 }
 
+/* Rows by id come from the file's values, so that they have the same bits in all three ways. */
 static int load_table(backend_state *s, const gguf_tensor *t, table *out) {
-    cuda_weights *w = s->w;
     void *p;
-    bool dense = w->way == DENSE;
-    size_t row = dense ? (size_t)t->dims[0] * dtype_size(s->type) : row_bytes(t);
-    if (!dense) TRY(check_blocks(t));
+    bool here = k_dequant_can(t->type);
+    size_t row = here ? row_bytes(t) : (size_t)t->dims[0] * sizeof(float);
+    if (s->w->way != DENSE) TRY(check_blocks(t));
     TRY(device_new(s->d, row * (size_t)t->dims[1], "weights", &p));
-    *out = (table){dense ? s->type == DTYPE_F32 ? GGML_F32 : GGML_BF16 : t->type, row, p};
-    return dense ? load_dense(s, t, s->type, p) : device_to(s->d, STREAM_COMPUTE, p, t->data, t->bytes);
+    *out = (table){here ? t->type : GGML_F32, row, p};
+    return here ? device_to(s->d, STREAM_COMPUTE, p, t->data, t->bytes) : load_dense(s, t, DTYPE_F32, p);
+}
+
+static int load_output_matrix(backend_state *s) {
+    const gguf_tensor *t = s->m->output;
+    void *p;
+    TRY(device_new(s->d, (size_t)t->dims[0] * (size_t)t->dims[1] * dtype_size(s->type), "weights", &p));
+    s->w->output_matrix = p;
+    return load_dense(s, t, s->type, p);
 }
 
 /* What layers pass through where they are not dense. */
@@ -218,7 +226,7 @@ static int load(backend_state *s) {
     TRY(load_table(s, m->embedding, &w->embedding));
     if (m->output == m->embedding) w->output = w->embedding;
     else TRY(load_table(s, m->output, &w->output));
-    if (w->way != DENSE) TRY(new_buffers(s));
+    TRY(w->way == DENSE ? load_output_matrix(s) : new_buffers(s));
     TRY(device_sync(s->d));
     device_release(s->d, w->upload);
     w->upload = NULL;
@@ -328,12 +336,16 @@ const float *cuda_output_norm(const backend_state *s) {
     return s->w->output_norm;
 }
 
+/* Slices of one size in all ways, so that sums over the vocabulary have the same bits. */
 int cuda_output_slice(backend_state *s, size_t first, size_t *n, const void **w) {
     const table *t = &s->w->output;
     size_t left = (size_t)s->m->n_vocab - first, n_embd = (size_t)s->m->n_embd;
-    const char *at = t->at + first * t->row_bytes;
-    *n = s->w->way == DENSE || left < SLICE_IDS ? left : SLICE_IDS;
-    *w = s->w->way == DENSE ? (const void *)at : s->w->slice;
-    if (s->w->way == DENSE) return 0;
-    return k_dequant(s->d, t->type, at, t->row_bytes, NULL, *n, n_embd, s->type, s->w->slice, n_embd);
+    *n = left < SLICE_IDS ? left : SLICE_IDS;
+    *w = s->w->slice;
+    if (s->w->way == DENSE) {
+        *w = s->w->output_matrix + first * n_embd * dtype_size(s->type);
+        return 0;
+    }
+    return k_dequant(s->d, t->type, t->at + first * t->row_bytes, t->row_bytes, NULL, *n, n_embd, s->type, s->w->slice,
+                     n_embd);
 }
