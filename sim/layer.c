@@ -32,6 +32,7 @@ static int read_tile(pass *w, int32_t row0) {
     w->row0 = row0;
     w->n_rows = w->n_tokens - row0 < w->tile ? w->n_tokens - row0 : w->tile;
     w->row_stride = kernel_pad((size_t)(row0 + w->n_rows)); /* no longer than needed: what lies behind is cleared */
+    if (w->n_sets) TRY(trace_layer_read_grad(w->attention, row0, w->n_rows, w->p));
     return trace_layer_rows(w->attention, row0, w->n_rows, w->rows, w->row_stride, w->p);
 }
 
@@ -39,10 +40,10 @@ static int read_tile(pass *w, int32_t row0) {
  * memory: row r of set k at the result + (k * LAYER_ROWS + r - from) * stride. */
 static float *step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, int worker) {
     float *out = w->stream + (size_t)worker * (size_t)w->n_sets * LAYER_ROWS * w->stride;
-    size_t dim = (size_t)w->m->head_dim, row = (size_t)(w->row0 + from);
+    size_t dim = (size_t)w->m->head_dim;
     const float *values = w->values + (size_t)(head / w->group) * w->stride * dim;
     for (int k = 0; k < sets; k++)
-        kernels()->scores(trace_layer_grad(w->attention, k, head) + row * dim, (size_t)(to - from), values,
+        kernels()->scores(trace_layer_grad(w->attention, k, head) + (size_t)from * dim, (size_t)(to - from), values,
                           (size_t)(w->row0 + to), dim, 1.0f, out + (size_t)k * LAYER_ROWS * w->stride, w->stride);
     return out;
 }
@@ -472,14 +473,17 @@ static int finish_task(void *context, size_t index, int worker) {
     return 0;
 }
 
-static int open_streams(pass *w) {
+static int pack_values_task(void *context, size_t kv, int worker) {
+    (void)worker;
+    const pass *w = context;
     size_t dim = (size_t)w->m->head_dim;
-    if (w->n_sets) {
-        TRY(trace_layer_read_grad(w->attention, w->p));
-        for (int kv = 0; kv < w->m->n_kv_head; kv++)
-            kernels()->pack_keys(trace_layer_v(w->attention, kv), (size_t)w->n_tokens, dim,
-                                 w->values + (size_t)kv * w->stride * dim);
-    }
+    kernels()->pack_keys(trace_layer_v(w->attention, (int)kv), (size_t)w->n_tokens, dim,
+                         w->values + kv * w->stride * dim);
+    return 0;
+}
+
+static int open_streams(pass *w) {
+    if (w->n_sets) TRY(pool_run(w->p, (size_t)w->m->n_kv_head, pack_values_task, w));
     if (!w->o->out_err) return 0;
     TRY(trace_read_wo(w->t, w->layer, w->wo));
     if (w->o->out_err_exact) return estimate_value_streams(w->m, w->attention, w->n_tokens, &w->streams);

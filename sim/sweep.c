@@ -340,7 +340,7 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     choose_streams(&w, configs, n);
     choose_tile(&w);
     size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_fixed * w.stride * sizeof(float);
-    size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq) : 0;
+    size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq, w.tile) : 0;
     cost->fixed = bytes + streams + gradients + trace_layer_bytes(t, seq, options->form);
     void *block = mem_new(bytes, 1, "sweep");
     if (!block) return ERR_DATA;

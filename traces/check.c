@@ -338,7 +338,9 @@ static int check_rows(trace *t, size_t seq, pool *p, check_sequence *c) {
         trace_layer *form[2] = {NULL, NULL};
         if (c->dense) code = trace_layer_open(t, seq, layer, TRACE_DENSE, p, &form[0]);
         if (c->factored && !code) code = trace_layer_open(t, seq, layer, TRACE_FACTORED, p, &form[1]);
-        if (!code && t->seq[seq].has_grad_loss) code = trace_layer_read_grad(form[0] ? form[0] : form[1], p);
+        for (int32_t row = 0; row < (int32_t)T && t->seq[seq].has_grad_loss && !code; row += TRACE_TILE)
+            code = trace_layer_read_grad(form[0] ? form[0] : form[1], row,
+                                         (int32_t)T - row < TRACE_TILE ? (int32_t)T - row : TRACE_TILE, p);
         if (!code) code = compare_layer(form, m, (int32_t)T, rows, p, &c->difference);
         trace_layer_close(form[0]);
         trace_layer_close(form[1]);

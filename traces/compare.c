@@ -337,7 +337,7 @@ static int compare_layer(const pair *c, int layer, layer_pair *y, gathered *g) {
     int code = 0;
     for (int side = 0; side < 2 && !code; side++) {
         code = trace_layer_open(c->t[side], c->seq, layer, g->form[side], c->p, &y->l[side]);
-        if (!code && g->has_loss) code = trace_layer_read_grad(y->l[side], c->p);
+        if (!code && g->has_loss) code = trace_layer_read_grad(y->l[side], 0, y->l[side]->n_tokens, c->p);
     }
     if (!code) code = compare_rows(c, y);
     if (!code && g->has_loss) {

@@ -1,117 +1,161 @@
-/* Gradients of one layer: f16 (or f32) rows times a scale each. */
+/* Gradients of one layer: f16 (or f32) rows times a scale each, read by bands (one row of chunks of all heads), so that
+ * a layer of a long text is never held whole unless it is asked for whole. */
 #include "base/err.h"
 #include "base/mem.h"
 #include "traces/reader_private.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 static size_t n_sets(const trace_sequence *s) {
     return s->has_grad_loss ? 1 + (size_t)s->n_fisher : 0;
 }
 
-size_t trace_layer_grad_bytes(const trace *t, size_t seq) {
+size_t trace_layer_grad_bytes(const trace *t, size_t seq, int32_t rows) {
     const trace_sequence *s = &t->seq[seq];
-    size_t rows = (size_t)t->model.n_head * (size_t)s->n_tokens, dim = (size_t)t->model.head_dim, sets = n_sets(s);
-    size_t stored =
-        (rows + (size_t)t->model.n_head * TRACE_TILE) * dim + rows; /* one set and its scales, for a while */
-    return sets ? (sets * rows * dim + stored) * sizeof(float) : 0;
+    size_t heads = (size_t)t->model.n_head, dim = (size_t)t->model.head_dim, sets = n_sets(s);
+    size_t band = TRACE_TILE < s->n_tokens ? TRACE_TILE : (size_t)s->n_tokens;
+    return sets * heads * (((size_t)rows + band) * dim + (size_t)s->n_tokens) * sizeof(float);
 }
 
-/* One label set of the layer being read. */
-typedef struct grad_job {
-    const trace_layer *l;
-    const tiles *source;
-    const char *stored; /* [n_head][rows, padded][dim] */
-    size_t head_bytes;
-    const float *scale; /* [n_head][n_tokens] */
-    float *to;          /* [n_head][n_tokens][dim] */
-} grad_job;
+/* ---- opening ---------------------------------------------------------------------------------------------------- */
 
-static int scale_head(void *context, size_t head, int worker) {
-    (void)worker;
-    const grad_job *j = context;
-    size_t T = (size_t)j->l->n_tokens, dim = j->l->dim;
-    float *row = j->to + head * T * dim;
-    reader_widen(j->stored + head * j->head_bytes, j->source->size, row, T * dim);
-    for (size_t t = 0; t < T; t++, row += dim) {
-        float scale = j->scale[head * T + t], sum = 0;
-        for (size_t d = 0; d < dim; d++) {
-            row[d] *= scale;
-            sum += row[d] - row[d]; /* NaN if this is not finite, else 0 */
-        }
-        if (!isfinite(sum) || !isfinite(scale))
-            return err_set(ERR_DATA, "%s: %s: not a finite number at layer %d, head %zu, row %zu", j->l->t->path,
-                           j->source->name, j->l->layer, head, t);
-    }
-    return 0;
+/* Bytes of one head's band. */
+static size_t band_bytes(const grad_source *g, size_t dim) {
+    return (size_t)g->tiles.rows * dim * g->tiles.size;
 }
 
-static int read_scale(const trace_layer *l, const char *name, int rank, int sample, float *scale) {
-    hsize_t dims[H5S_MAX_RANK], start[4] = {(hsize_t)sample, (hsize_t)l->layer},
-                                count[4] = {1, 1, (hsize_t)l->t->model.n_head, (hsize_t)l->n_tokens};
+static int read_scale(const trace_layer *l, const grad_source *g, const char *name, int sample) {
+    int rank = g->tiles.layout.rank - 1;
+    size_t heads = (size_t)l->t->model.n_head, T = (size_t)l->n_tokens;
+    hsize_t dims[H5S_MAX_RANK], start[4] = {(hsize_t)sample, (hsize_t)l->layer}, count[4] = {1, 1, heads, T};
     hid_t set;
     char path[80];
     snprintf(path, sizeof path, "%s_scale", name);
     int code = hdf_open_dataset(l->t->h5, path, HDF_FLOAT, rank, dims, &set);
     if (!code) {
-        code = hdf_read_block(set, H5T_NATIVE_FLOAT, rank, start + 4 - rank, count + 4 - rank, scale);
+        code = hdf_read_block(set, H5T_NATIVE_FLOAT, rank, start + 4 - rank, count + 4 - rank,
+                              g->scale + (size_t)sample * heads * T);
         if (code) err_prefix(code, "%s", path);
         H5Dclose(set);
     }
     return code ? err_prefix(code, "%s", l->t->path) : 0;
 }
 
-/* Label sets of one dataset, `name` with its scales beside it. */
-static int read_sets(const trace_layer *l, tiles *s, int n, float *to, pool *p) {
+static int open_source(const trace_layer *l, const char *array, int rank, int n, grad_source *g) {
     size_t heads = (size_t)l->t->model.n_head, T = (size_t)l->n_tokens;
-    int32_t n_rows = (l->n_tokens + s->rows - 1) / s->rows;
-    size_t tile_bytes = (size_t)s->rows * l->dim * s->size, head_bytes = (size_t)n_rows * tile_bytes;
-    char *stored = mem_new(heads, head_bytes, s->name);
-    float *scale = mem_new(heads * T, sizeof *scale, s->name);
-    int code = stored && scale ? 0 : ERR_DATA;
-    for (int sample = 0; sample < n && !code; sample++, to += heads * T * l->dim) {
-        tiles_block b = {.sample = sample, .layer = l->layer, .n_heads = (int)heads, .n_rows = n_rows, .n_cols = 1};
-        b.to = stored;
-        b.head_stride = head_bytes;
-        b.row_stride = tile_bytes;
-        code = tiles_read(s, &b, p);
-        if (!code) code = read_scale(l, s->name, s->layout.rank - 1, sample, scale);
-        if (!code) code = pool_run(p, heads, scale_head, &(grad_job){l, s, stored, head_bytes, scale, to});
-    }
-    mem_free(stored);
-    mem_free(scale);
-    return code;
-}
-
-static int read_grad(const trace_layer *l, const char *array, int rank, int n, float *to, pool *p) {
     char name[64];
-    tiles s;
     snprintf(name, sizeof name, "seq/%04zu/grad/%s", l->seq, array);
-    TRY(tiles_open(&s, l->t->h5, l->t->path, name, rank, true));
-    int code = read_sets(l, &s, n, to, p);
-    tiles_close(&s);
-    return code;
+    TRY(tiles_open(&g->tiles, l->t->h5, l->t->path, name, rank, true));
+    g->n = n;
+    g->band = -1;
+    g->stored = mem_new((size_t)n * heads, band_bytes(g, l->dim), name);
+    g->scale = mem_new((size_t)n * heads * T, sizeof *g->scale, name);
+    if (!g->stored || !g->scale) return ERR_DATA;
+    for (int sample = 0; sample < n; sample++) TRY(read_scale(l, g, name, sample));
+    return 0;
 }
 
-int trace_layer_read_grad(trace_layer *l, pool *p) {
+static int open_sources(trace_layer *l) {
     const trace_sequence *s = &l->t->seq[l->seq];
-    size_t each = (size_t)l->t->model.n_head * (size_t)l->n_tokens * l->dim;
-    if (l->grad) return 0;
+    if (l->grad_of[0].n) return 0;
     if (!s->has_grad_loss)
         return err_set(ERR_DATA, "%s: seq/%04zu has no grad/loss (the gradients)", l->t->path, l->seq);
-    l->grad = mem_new(n_sets(s), each * sizeof *l->grad, "gradients");
-    if (!l->grad) return ERR_DATA;
-    int code = read_grad(l, "loss", 4, 1, l->grad, p);
-    if (!code && s->n_fisher) code = read_grad(l, "fisher", 5, s->n_fisher, l->grad + each, p);
-    if (code) {
-        mem_free(l->grad);
-        l->grad = NULL;
+    if (s->n_fisher) TRY(open_source(l, "fisher", 5, s->n_fisher, &l->grad_of[1]));
+    return open_source(l, "loss", 4, 1, &l->grad_of[0]);
+}
+
+void reader_close_grad(trace_layer *l) {
+    for (int i = 0; i < 2; i++) {
+        grad_source *g = &l->grad_of[i];
+        tiles_close(&g->tiles);
+        mem_free(g->stored);
+        mem_free(g->scale);
+        *g = (grad_source){0};
     }
-    return code;
+    mem_free(l->grad);
+    l->grad = NULL;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+static int load_band(const trace_layer *l, grad_source *g, int32_t band, pool *p) {
+    size_t heads = (size_t)l->t->model.n_head, bytes = band_bytes(g, l->dim);
+    if (band == g->band) return 0;
+    g->band = -1;
+    for (int sample = 0; sample < g->n; sample++) {
+        tiles_block b = {
+            .sample = sample, .layer = l->layer, .n_heads = (int)heads, .row0 = band, .n_rows = 1, .n_cols = 1};
+        b.to = g->stored + (size_t)sample * heads * bytes;
+        b.head_stride = bytes;
+        TRY(tiles_read(&g->tiles, &b, p));
+    }
+    g->band = band;
+    return 0;
+}
+
+/* Rows t0 .. t0+n-1 of the loaded band, of every set and head. */
+typedef struct widen_job {
+    const trace_layer *l;
+    const grad_source *g;
+    int32_t t0, n;
+    float *to; /* row t0 of the source's first set and head */
+    size_t head_stride;
+} widen_job;
+
+static int widen_head(void *context, size_t task, int worker) {
+    (void)worker;
+    const widen_job *j = context;
+    const trace_layer *l = j->l;
+    const grad_source *g = j->g;
+    size_t T = (size_t)l->n_tokens, dim = l->dim, t0 = (size_t)j->t0, n = (size_t)j->n;
+    float *row = j->to + task * j->head_stride;
+    const char *stored = g->stored + task * band_bytes(g, dim) + t0 % (size_t)g->tiles.rows * dim * g->tiles.size;
+    reader_widen(stored, g->tiles.size, row, n * dim);
+    for (size_t t = t0; t < t0 + n; t++, row += dim) {
+        float scale = g->scale[task * T + t], sum = 0;
+        for (size_t d = 0; d < dim; d++) {
+            row[d] *= scale;
+            sum += row[d] - row[d]; /* NaN if this is not finite, else 0 */
+        }
+        if (!isfinite(sum) || !isfinite(scale))
+            return err_set(ERR_DATA, "%s: %s: not a finite number at layer %d, head %zu, row %zu", l->t->path,
+                           g->tiles.name, l->layer, task % (size_t)l->t->model.n_head, t);
+    }
+    return 0;
+}
+
+static int read_rows(trace_layer *l, grad_source *g, int32_t row0, int32_t n, float *to, pool *p) {
+    size_t heads = (size_t)l->t->model.n_head;
+    for (int32_t done = 0, now; done < n; done += now) {
+        int32_t row = row0 + done, left = g->tiles.rows - row % g->tiles.rows;
+        now = n - done < left ? n - done : left;
+        TRY(load_band(l, g, row / g->tiles.rows, p));
+        widen_job j = {l, g, row, now, to + (size_t)done * l->dim, (size_t)n * l->dim};
+        TRY(pool_run(p, (size_t)g->n * heads, widen_head, &j));
+    }
+    return 0;
+}
+
+int trace_layer_read_grad(trace_layer *l, int32_t row0, int32_t n, pool *p) {
+    size_t each = (size_t)l->t->model.n_head * (size_t)n * l->dim, need = n_sets(&l->t->seq[l->seq]) * each;
+    TRY(open_sources(l));
+    if (row0 < 0 || n < 1 || n > l->n_tokens - row0)
+        return err_set(ERR_DATA, "internal error: gradients of rows %d + %d of %d", row0, n, l->n_tokens);
+    if (need > l->grad_capacity) {
+        mem_free(l->grad);
+        l->grad_capacity = 0;
+        l->grad = mem_new(need, sizeof *l->grad, "gradients");
+        if (!l->grad) return ERR_DATA;
+        l->grad_capacity = need;
+    }
+    l->grad_rows = n;
+    TRY(read_rows(l, &l->grad_of[0], row0, n, l->grad, p));
+    return l->grad_of[1].n ? read_rows(l, &l->grad_of[1], row0, n, l->grad + each, p) : 0;
 }
 
 const float *trace_layer_grad(const trace_layer *l, int set, int head) {
     size_t heads = (size_t)l->t->model.n_head;
-    return l->grad + ((size_t)set * heads + (size_t)head) * (size_t)l->n_tokens * l->dim;
+    return l->grad + ((size_t)set * heads + (size_t)head) * (size_t)l->grad_rows * l->dim;
 }

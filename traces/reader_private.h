@@ -21,6 +21,15 @@ struct trace {
     size_t spare_bytes;
 };
 
+/* One dataset of gradients of the layer being read. */
+typedef struct grad_source {
+    tiles tiles;
+    int n;        /* label sets in it */
+    int32_t band; /* which row of chunks is loaded; -1 = none */
+    char *stored; /* [n][n_head][rows][dim] that band as stored */
+    float *scale; /* [n][n_head][n_tokens] */
+} grad_source;
+
 /* A band is one row of tiles of all query heads: of attn/probs as stored (half or f32, only the columns that its rows
  * can reach), or of attn/q in f32. Rows asked for in ascending order decode every chunk once. */
 struct trace_layer {
@@ -41,8 +50,13 @@ struct trace_layer {
     size_t keys_stride;
     float *v; /* [n_kv_head][n_tokens][dim], NULL if absent */
 
-    float *grad; /* [1 + n_fisher][n_head][n_tokens][dim], NULL until trace_layer_read_grad */
+    grad_source grad_of[2]; /* grad/loss, grad/fisher; n is 0 until trace_layer_read_grad */
+    float *grad;            /* [1 + n_fisher][n_head][grad_rows][dim] */
+    size_t grad_capacity;   /* floats */
+    int32_t grad_rows;
 };
+
+void reader_close_grad(trace_layer *l);
 
 /* Values as tiles hand them out (`size` 2: f16, 4: f32) as f32. */
 void reader_widen(const void *from, size_t size, float *to, size_t n);

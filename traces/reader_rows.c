@@ -170,7 +170,7 @@ void trace_layer_close(trace_layer *l) {
     mem_free(l->q);
     mem_free(l->keys);
     mem_free(l->v);
-    mem_free(l->grad);
+    reader_close_grad(l);
     mem_free(l);
 }
 

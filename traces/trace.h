@@ -81,11 +81,12 @@ void trace_layer_close(trace_layer *l); /* accepts NULL */
  * that cannot be normalised (sum 0, not finite) is an error naming layer, head and row. */
 int trace_layer_rows(trace_layer *l, int32_t row0, int32_t n, float *rows, size_t stride, pool *p);
 
-/* Read this layer's gradients with respect to the heads' outputs into the layer: set 0 is grad/loss (the text's own
- * labels), sets 1 .. n_fisher are the samples of grad/fisher. Refused by name where the trace has none. */
-int trace_layer_read_grad(trace_layer *l, pool *p);
-/* d(sum of counted loss of that label set)/d(output of query head `head`), [T][head_dim] f32, owned by the layer. Only
- * after trace_layer_read_grad. */
+/* Read this layer's gradients with respect to the heads' outputs at steps row0 .. row0+n-1, n >= 1: set 0 is grad/loss
+ * (the text's own labels), sets 1 .. n_fisher are the samples of grad/fisher. Any order is allowed; ascending is fast.
+ * Refused by name where the trace has none. */
+int trace_layer_read_grad(trace_layer *l, int32_t row0, int32_t n, pool *p);
+/* d(sum of counted loss of that label set)/d(output of query head `head`), [n][head_dim] f32 of the rows read last,
+ * owned by the layer. */
 const float *trace_layer_grad(const trace_layer *l, int set, int head);
 
 /* Values of a kv head, [T][head_dim] f32, or NULL if the trace has no attn/v. Owned by the layer. */
@@ -96,8 +97,8 @@ int trace_read_wo(trace *t, int layer, float *out);
 
 /* Bytes a trace_layer of this sequence and form will hold, for memory accounting. */
 size_t trace_layer_bytes(const trace *t, size_t seq, trace_form form);
-/* Bytes that trace_layer_read_grad adds to that; 0 where there are no gradients. */
-size_t trace_layer_grad_bytes(const trace *t, size_t seq);
+/* Bytes that trace_layer_read_grad of up to `rows` rows adds to that; 0 where there are no gradients. */
+size_t trace_layer_grad_bytes(const trace *t, size_t seq, int32_t rows);
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 

@@ -44,12 +44,18 @@ static int read_rows(bench *b, trace_layer *l) {
     return 0;
 }
 
+static int read_gradients(bench *b, trace_layer *l) {
+    for (int32_t row = 0; row < b->T; row += b->tile)
+        TRY(trace_layer_read_grad(l, row, b->T - row < b->tile ? b->T - row : b->tile, b->p));
+    return 0;
+}
+
 static int read_layer(bench *b, way w, int layer, cost *spent) {
     trace_layer *l;
     cost start = cost_now();
     TRY(trace_layer_open(b->t, 0, layer, w == WAY_DENSE ? TRACE_DENSE : TRACE_AUTO, b->p, &l));
     if (w == WAY_GRADIENTS) start = cost_now();
-    int code = w == WAY_GRADIENTS ? trace_layer_read_grad(l, b->p) : read_rows(b, l);
+    int code = w == WAY_GRADIENTS ? read_gradients(b, l) : read_rows(b, l);
     cost c = cost_since(start);
     trace_layer_close(l);
     spent->wall += c.wall;

@@ -192,7 +192,7 @@ static void compare_gradients(const setup *s, trace *t, const gradients *g) {
     for (int i = 0; i < 2 * LAYERS; i++) {
         trace_layer *l;
         if (trace_layer_open(t, (size_t)(i % 2), i / 2, TRACE_AUTO, s->c.pool, &l) ||
-            trace_layer_read_grad(l, s->c.pool))
+            trace_layer_read_grad(l, 0, (int32_t)trace_get_sequence(t, 0)->n_tokens, s->c.pool))
             fail_msg("%s", err_message());
         for (int set = 0; set < SETS; set++)
             for (int head = 0; head < HEADS; head++)

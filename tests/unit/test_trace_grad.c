@@ -22,6 +22,26 @@ static void compare_rows(const trace_layer *l, const built *b, int set, int laye
     }
 }
 
+/* Rows in parts, in any order, are the rows of the whole layer. */
+static void compare_parts(trace_layer *l, int32_t T, int32_t n_fisher, pool *p) {
+    size_t each = (size_t)T * 8, all = (size_t)(1 + n_fisher) * 4 * each;
+    float *whole = mem_new(all, sizeof *whole, "test");
+    int32_t starts[] = {T / 2, 0, T - 1, T / 3};
+    memcpy(whole, trace_layer_grad(l, 0, 0), all * sizeof *whole);
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        int32_t n = T - starts[i] < 100 ? T - starts[i] : 100;
+        BUILD_OK(trace_layer_read_grad(l, starts[i], n, p));
+        for (int set = 0; set <= n_fisher; set++)
+            for (int h = 0; h < 4; h++)
+                assert_memory_equal(trace_layer_grad(l, set, h),
+                                    whole + (size_t)(set * 4 + h) * each + (size_t)starts[i] * 8,
+                                    (size_t)n * 8 * sizeof *whole);
+    }
+    mem_free(whole);
+    assert_int_not_equal(trace_layer_read_grad(l, T - 1, 2, p), 0);
+    expect("internal error: gradients of rows");
+}
+
 static void round_trip(int32_t T, int32_t n_fisher, trace_form form, int threads) {
     built b = build(T, false);
     trace *t;
@@ -34,13 +54,14 @@ static void round_trip(int32_t T, int32_t n_fisher, trace_form form, int threads
     BUILD_OK(trace_open(b.path, &t));
     assert_true(trace_get_sequence(t, 0)->has_grad_loss);
     assert_int_equal(trace_get_sequence(t, 0)->n_fisher, n_fisher);
-    assert_true(trace_layer_grad_bytes(t, 0) >= (size_t)(1 + n_fisher) * 4 * 8 * 4 * (size_t)T);
+    assert_true(trace_layer_grad_bytes(t, 0, T) >= (size_t)(1 + n_fisher) * 4 * 8 * 4 * (size_t)T);
     for (int layer = 0; layer < 2; layer++) {
         BUILD_OK(trace_layer_open(t, 0, layer, form, p, &l));
-        BUILD_OK(trace_layer_read_grad(l, p));
-        BUILD_OK(trace_layer_read_grad(l, p)); /* again: nothing new */
+        BUILD_OK(trace_layer_read_grad(l, 0, T, p));
+        BUILD_OK(trace_layer_read_grad(l, 0, T, p)); /* again: nothing new */
         for (int set = 0; set <= n_fisher; set++)
             for (int h = 0; h < 4; h++) compare_rows(l, &b, set, layer, h);
+        compare_parts(l, T, n_fisher, p);
         trace_layer_close(l);
     }
     check_sequence checked;
@@ -91,7 +112,7 @@ static void read_rows(const char *path, float *out, size_t n) {
     BUILD_OK(pool_new(1, &p));
     BUILD_OK(trace_open(path, &t));
     BUILD_OK(trace_layer_open(t, 0, 0, TRACE_AUTO, p, &l));
-    BUILD_OK(trace_layer_read_grad(l, p));
+    BUILD_OK(trace_layer_read_grad(l, 0, trace_get_sequence(t, 0)->n_tokens, p));
     memcpy(out, trace_layer_grad(l, 0, 0), n * sizeof *out);
     trace_layer_close(l);
     trace_close(t);
@@ -226,9 +247,9 @@ static void a_trace_without_gradients(void **state) {
     BUILD_OK(pool_new(1, &p));
     BUILD_OK(trace_open(b.path, &t));
     assert_false(trace_get_sequence(t, 0)->has_grad_loss);
-    assert_int_equal(trace_layer_grad_bytes(t, 0), 0);
+    assert_int_equal(trace_layer_grad_bytes(t, 0, 1), 0);
     BUILD_OK(trace_layer_open(t, 0, 0, TRACE_AUTO, p, &l));
-    assert_int_not_equal(trace_layer_read_grad(l, p), 0);
+    assert_int_not_equal(trace_layer_read_grad(l, 0, 1, p), 0);
     expect("seq/0000 has no grad/loss");
     expect(b.path);
     trace_layer_close(l);
