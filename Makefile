@@ -62,6 +62,16 @@ $(KERNELS): $(BUILD)/traces/kernels_%.o: traces/kernels.c
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 
+# make MPI=1: kvlag-mpi, one rank a shard (docs/cluster.md).
+ifdef MPI
+all: $(BUILD)/kvlag-mpi
+endif
+$(BUILD)/kvlag-mpi: $(BUILD)/sim/mpi/kvlag_mpi.o $(LIBRARY)
+	OMPI_CC=$(CC) mpicc $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/sim/mpi/%.o: sim/mpi/%.c
+	@mkdir -p $(@D)
+	OMPI_CC=$(CC) mpicc $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
 # The CUDA backend: kvlag-cuda.so, which kvlag loads when asked. It calls back into kvlag (errors, memory, the pool),
 # which exports its functions for it. Fibers are the same sources with their blocks run on the CPU, for the tests.
 CUDA_C   = $(wildcard tracer/cuda/*.c)
@@ -129,12 +139,12 @@ $(BUILD)/tests/gpu/ladder-fibers: $(BUILD)/tests/gpu/ladder.o $(FIBERS) $(LIBRAR
 
 unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so $(BUILD)/tests/gpu/ladder-fibers
 
--include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
+-include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d sim/mpi/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
 
 # ---- what it needs ----------------------------------------------------------------------------------------------------
 
 DEBIAN = gcc g++ make pkg-config libhdf5-dev hdf5-tools libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev \
-         libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv
+         libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv $(if $(MPI),libopenmpi-dev openmpi-bin)
 deps:
 	@missing=$$(for p in $(DEBIAN); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -188,7 +198,7 @@ parity: deps
 bench: deps
 	@$(MAKE) --no-print-directory bench-ready
 bench-ready: all unit .venv-parity/ready $(MODEL)
-	@BUILD=$(BUILD) .venv-parity/bin/python tests/bench/bench.py
+	@BUILD=$(BUILD) .venv-parity/bin/python tests/bench/bench.py $(ARGS)
 
 # Every estimate against a true rerun; writes docs/fidelity.md. Half an hour.
 fidelity: deps
@@ -202,7 +212,7 @@ golden: all build/tiny.gguf .venv/ready
 	KVLAG=./kvlag $(PY) -m pytest -q tests/golden --regenerate
 
 format:
-	clang-format -i kvlag.c $(HEADERS) $(SOURCES) traces/kernels.c $(wildcard tests/*/*.[ch])
+	clang-format -i kvlag.c $(HEADERS) $(SOURCES) traces/kernels.c $(wildcard sim/mpi/*.c tests/*/*.[ch])
 
 install: all
 	install -D $(BUILD)/kvlag $(DESTDIR)$(PREFIX)/bin/kvlag
@@ -215,6 +225,7 @@ help:
 	@echo "make          build ./kvlag              make check    set everything up and run all tests"
 	@echo "make demo     trace, replay, draw        make parity   compare with transformers and tokenizers"
 	@echo "make bench    speed, as ratios           make format   clang-format"
+	@echo "make MPI=1    kvlag-mpi too (docs/cluster.md)"
 	@echo "make fidelity estimates against true reruns"
 	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
 	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"

@@ -35,6 +35,8 @@ static const command commands[] = {
      "kvlag verify MODEL.gguf out/t.h5 -o out/truth.csv -p h2o -p rmm -b 64,128 --calibrate out/c.json"},
     {"analyze", "FILE.csv... -o DIR", "draw lag and budget curves, print the short table", cmd_analyze,
      "kvlag analyze out/r.csv -o out/fig --format png,svg"},
+    {"merge", "SHARD.csv... -o FILE.csv", "put together what sim --shard k/n wrote on several machines", cmd_merge,
+     "kvlag merge out/s1.csv out/s2.csv -o out/r.csv"},
     {"info", "FILE", "what a trace or lifetimes file holds; --check validates it, --compare A B compares two", cmd_info,
      "kvlag info out/t.h5 --check"},
     {"make-trace", "KIND -o FILE.h5", "write a trace that no model made: synthetic, of any size", cmd_make_trace,

@@ -80,6 +80,7 @@ int outfile_begin(outfile *f, const char *path, bool force, const char *const *i
     TRY(check_target(path, force, inputs, n_inputs));
     int code = choose_names(f, path);
     if (!code) code = create(f);
+    f->force = force;
     if (code) release(f);
     return code;
 }
@@ -92,12 +93,22 @@ int outfile_write(const outfile *f, const void *bytes, size_t n) {
     return why ? err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(why)) : 0;
 }
 
+/* A file that came up while we worked is another process's: it stays, unless the user asked to replace what is there.
+ * File systems that cannot tell replace it. */
+static int name_it(const outfile *f) {
+    if (f->force) return rename(f->temp, f->path);
+    int code = renameat2(AT_FDCWD, f->temp, AT_FDCWD, f->path, RENAME_NOREPLACE);
+    return code && (errno == EINVAL || errno == ENOSYS) ? rename(f->temp, f->path) : code;
+}
+
 int outfile_commit(outfile *f) {
     int fd = open(f->temp, O_RDWR), code = 0;
     if (fd < 0 || fsync(fd) != 0) code = err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(errno));
     if (fd >= 0 && close(fd) != 0 && !code) code = err_set(ERR_DATA, "%s: write failed: %s", f->path, strerror(errno));
-    if (!code && rename(f->temp, f->path) != 0)
-        code = err_set(ERR_DATA, "%s: cannot be renamed into place: %s", f->path, strerror(errno));
+    if (!code && name_it(f) != 0)
+        code = errno == EEXIST
+                   ? err_set(ERR_DATA, "%s: another process wrote it meanwhile; it is left as it is", f->path)
+                   : err_set(ERR_DATA, "%s: cannot be renamed into place: %s", f->path, strerror(errno));
     if (code) unlink(f->temp);
     release(f);
     return code;

@@ -9,6 +9,7 @@
 typedef struct outfile {
     char *path; /* where it will appear */
     char *temp; /* write here */
+    bool force; /* replace what is there when it appears */
     int slot;   /* in the list of files to remove when the process is interrupted */
 } outfile;
 
@@ -20,7 +21,8 @@ int outfile_begin(outfile *f, const char *path, bool force, const char *const *i
 /* Make `bytes` the whole content of the temporary file. Returns 0 or ERR_DATA "PATH: write failed: ...". */
 int outfile_write(const outfile *f, const void *bytes, size_t n);
 
-/* Sync the temporary file and give it its name. On failure the temporary file is gone. Releases f either way. */
+/* Sync the temporary file and give it its name. ERR_DATA where, without force, another process took that name since
+ * outfile_begin. On failure the temporary file is gone. Releases f either way. */
 int outfile_commit(outfile *f);
 
 /* Remove the temporary file, if it is there. Safe on a zeroed f and after commit. */

@@ -4,52 +4,49 @@
 #include "base/options.h"
 #include "base/outfile.h"
 #include "base/progress.h"
-#include "sim/results.h"
+#include "sim/journal.h"
+#include "sim/output.h"
+#include "sim/part.h"
+#include "sim/plan.h"
 #include "sim/sim.h"
-#include "traces/lifetimes.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
 
-/* One row to write: which computed result it takes. Rows that resolve to the same configuration share one. */
-typedef struct row {
-    size_t trace, config; /* trace in the call; number of the configuration in lifetimes files */
-    size_t result;        /* in job.result */
-    results_key key;
-} row;
+/* With a journal, passes are bounded, so that little is lost: this many configurations, and twice as many after each
+ * pass that was over sooner than this. Rows are produced again for each pass. */
+enum { JOURNAL_PASS = 32, JOURNAL_SECONDS = 60 };
 
 typedef struct job {
     /* the command line */
     opt_list traces, specs;
     const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *attention, *lifetimes, *from_lifetimes,
-        *calibration;
+        *calibration, *shard;
     long long n_prompt, memory, threads, seed;
-    bool force, quiet, verbose;
+    bool force, resume, quiet, verbose;
     char seed_text[24];
     char *command;
 
-    trace **trace;
-    sim_flags flags;
-    sim_asks asks;
-    size_t *number; /* [asks.n][sequences] see number_configs; NULL where no lifetimes are written */
-    sweep_options options;
+    shard part;        /* {1, 1} without --shard */
+    char *part_out;    /* where a launcher's part goes instead of `out`; NULL otherwise */
+    const char **file; /* inputs */
+    int n_files;
+    question q;
     calibration scale;
+    plan p;
     pool *pool;
-    lifetimes *given;
+    text head;
+    shard_note note;
+
+    outfile csv;
     lifetimes_writer *lifetimes_out;
-
-    row *rows;
-    size_t n_rows, row_capacity;
-    sweep_result *results;
-    size_t n_results, result_capacity;
-    text skipped; /* "# skipped: ..." lines */
-    sweep_cost cost;
-
-    /* the sequence being swept, for the lifetimes hand-over */
-    size_t first_row, first_result;
+    journal *journal;
+    sweep_result *result; /* [p.n_own] */
+    size_t n_done;
+    sweep_cost cost; /* of the sequence that took most memory */
 } job;
 
 /* ---- the command line ------------------------------------------------------------------------------------------- */
@@ -75,6 +72,10 @@ static int parse(job *j, int argc, char **argv) {
         {"memory", 0, OPT_SIZE, false, &j->memory, "N", "bound on memory, e.g. 512M (default 1G)", 1 << 20, 1LL << 46},
         {"threads", 0, OPT_INT, false, &j->threads, "N", "worker threads (default: all processors)", 1, 4096},
         {"seed", 0, OPT_INT, true, &j->seed, "N", "of policies that draw random numbers", 0, 1LL << 53},
+        {"shard", 0, OPT_TEXT, false, &j->shard, "k/n", "the k-th of n parts of the work (kvlag merge joins them)", 0,
+         0},
+        {"resume", 0, OPT_FLAG, false, &j->resume, NULL, "keep what is finished in FILE.csv.partial, and take it up", 0,
+         0},
         {"force", 0, OPT_FLAG, false, &j->force, NULL, "replace existing output files", 0, 0},
         {"quiet", 'q', OPT_FLAG, false, &j->quiet, NULL, "say nothing but errors", 0, 0},
         {"verbose", 'v', OPT_FLAG, false, &j->verbose, NULL, "explain", 0, 0},
@@ -91,6 +92,10 @@ static int check_command(const job *j) {
     if (!j->traces.n) return err_set(ERR_USAGE, "sim: no TRACE given (kvlag help sim)");
     if (!j->out) return err_set(ERR_USAGE, "sim: -o FILE.csv is missing");
     if (j->lifetimes && j->traces.n > 1) return err_set(ERR_USAGE, "--lifetimes takes one trace, got %zu", j->traces.n);
+    if (j->lifetimes && (j->shard || j->part_out))
+        return err_set(ERR_USAGE,
+                       "--lifetimes cannot be split into shards, since its file is written in one piece; run "
+                       "the configurations that it is wanted for in one process");
     if (!j->from_lifetimes) return 0;
     if (j->traces.n > 1) return err_set(ERR_USAGE, "--from-lifetimes takes one trace, got %zu", j->traces.n);
     if (j->specs.n || j->budgets || j->lags || j->schedule || j->unit || j->pending)
@@ -107,14 +112,14 @@ static bool can_out_err(const trace *t) {
 }
 
 /* Blocks files have one number of samples for all rows. */
-static int check_samples(const job *j) {
-    int32_t samples = trace_get_sequence(j->trace[0], 0)->n_fisher;
-    for (size_t i = 0; i < j->traces.n && j->options.loss; i++)
-        for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]); seq++)
-            if (trace_get_sequence(j->trace[i], seq)->n_fisher != samples)
+static int check_samples(const question *q) {
+    int32_t samples = trace_get_sequence(q->trace[0], 0)->n_fisher;
+    for (size_t i = 0; i < q->n_traces && q->options.loss; i++)
+        for (size_t seq = 0; seq < trace_n_sequences(q->trace[i]); seq++)
+            if (trace_get_sequence(q->trace[i], seq)->n_fisher != samples)
                 return err_set(ERR_USAGE, "%s has %d samples in grad/fisher, %s has %d: price them in separate calls",
-                               trace_path(j->trace[0]), samples, trace_path(j->trace[i]),
-                               trace_get_sequence(j->trace[i], seq)->n_fisher);
+                               trace_path(q->trace[0]), samples, trace_path(q->trace[i]),
+                               trace_get_sequence(q->trace[i], seq)->n_fisher);
     return 0;
 }
 
@@ -127,20 +132,21 @@ static bool can_loss(const trace *t) {
 }
 
 static int choose_metrics(job *j) {
+    question *q = &j->q;
     if (!j->metrics) {
-        j->options.loss = j->options.out_err = true;
-        for (size_t i = 0; i < j->traces.n; i++) {
-            j->options.loss &= can_loss(j->trace[i]);
-            j->options.out_err &= can_out_err(j->trace[i]);
+        q->options.loss = q->options.out_err = true;
+        for (size_t i = 0; i < q->n_traces; i++) {
+            q->options.loss &= can_loss(q->trace[i]);
+            q->options.out_err &= can_out_err(q->trace[i]);
         }
-        j->options.out_err &= !j->options.loss;
+        q->options.out_err &= !q->options.loss;
         return 0;
     }
     for (const char *s = j->metrics;; s++) {
         size_t n = strcspn(s, ",");
-        if (n == 4 && strncmp(s, "loss", n) == 0) j->options.loss = true;
-        else if (n == 7 && strncmp(s, "out_err", n) == 0) j->options.out_err = true;
-        else if (n == 13 && strncmp(s, "out_err=exact", n) == 0) j->options.out_err = j->options.out_err_exact = true;
+        if (n == 4 && strncmp(s, "loss", n) == 0) q->options.loss = true;
+        else if (n == 7 && strncmp(s, "out_err", n) == 0) q->options.out_err = true;
+        else if (n == 13 && strncmp(s, "out_err=exact", n) == 0) q->options.out_err = q->options.out_err_exact = true;
         else if (n != 9 || strncmp(s, "lost_mass", n) != 0)
             return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, loss, out_err, out_err=exact", (int)n,
                            s);
@@ -151,481 +157,340 @@ static int choose_metrics(job *j) {
 
 /* A line for what is missing, once the call is known to be a good one. */
 static void say_what_is_left_out(const job *j) {
-    if (j->metrics || j->options.out_err || j->options.loss) return;
+    const question *q = &j->q;
+    if (j->metrics || q->options.out_err || q->options.loss) return;
     size_t i = 0;
-    while (can_out_err(j->trace[i])) i++;
-    say("out_err is left out: %s has no attn/v or model/wo", trace_path(j->trace[i]));
+    while (can_out_err(q->trace[i])) i++;
+    say("out_err is left out: %s has no attn/v or model/wo", trace_path(q->trace[i]));
 }
 
-/* ---- traces ----------------------------------------------------------------------------------------------------- */
+/* ---- inputs ----------------------------------------------------------------------------------------------------- */
+
+static int list_inputs(job *j) {
+    j->file = mem_new(j->traces.n + 2, sizeof *j->file, "inputs");
+    if (!j->file) return ERR_DATA;
+    for (size_t i = 0; i < j->traces.n; i++) j->file[j->n_files++] = j->traces.item[i];
+    if (j->from_lifetimes) j->file[j->n_files++] = j->from_lifetimes;
+    if (j->calibration) j->file[j->n_files++] = j->calibration;
+    return 0;
+}
+
+/* One trace given twice is read once. */
+static int open_trace(question *q, const char *path) {
+    trace *t;
+    TRY(trace_open(path, &t));
+    q->trace[q->n_traces++] = t;
+    for (size_t k = 0; k + 1 < q->n_traces; k++) {
+        if (strcmp(trace_label(t), trace_label(q->trace[k])) != 0) continue;
+        if (strcmp(trace_hash(t), trace_hash(q->trace[k])) != 0)
+            return err_set(ERR_USAGE, "%s and %s have the same name but different content; rename one",
+                           trace_path(q->trace[k]), trace_path(t));
+        trace_close(q->trace[--q->n_traces]);
+        return 0;
+    }
+    return 0;
+}
 
 static int open_traces(job *j) {
-    j->trace = mem_new(j->traces.n, sizeof *j->trace, "traces");
-    if (!j->trace) return ERR_DATA;
-    for (size_t i = 0; i < j->traces.n; i++) {
-        TRY(trace_open(j->traces.item[i], &j->trace[i]));
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(trace_label(j->trace[i]), trace_label(j->trace[k])) == 0 &&
-                strcmp(trace_hash(j->trace[i]), trace_hash(j->trace[k])) != 0)
-                return err_set(ERR_USAGE, "%s and %s have the same name but different content; rename one",
-                               trace_path(j->trace[k]), trace_path(j->trace[i]));
-    }
+    j->q.trace = mem_new(j->traces.n, sizeof *j->q.trace, "traces");
+    if (!j->q.trace) return ERR_DATA;
+    for (size_t i = 0; i < j->traces.n; i++) TRY(open_trace(&j->q, j->traces.item[i]));
     return 0;
 }
 
-static bool seen_before(const job *j, size_t index) {
-    for (size_t k = 0; k < index; k++)
-        if (strcmp(trace_label(j->trace[k]), trace_label(j->trace[index])) == 0) return true;
-    return false;
+static int read_calibration(job *j) {
+    calibration_none(&j->scale);
+    if (!j->calibration) return 0;
+    if (!j->q.options.loss)
+        return err_set(ERR_USAGE, "--calibration: no loss is estimated (--metrics loss, and a trace with gradients)");
+    return calibration_read(j->calibration, &j->scale);
 }
 
-static int32_t prompt_of(const job *j, const trace_sequence *s) {
-    return j->n_prompt >= 0 ? (int32_t)j->n_prompt : s->n_prompt;
-}
+/* ---- what the work is ------------------------------------------------------------------------------------------- */
 
-static int check_sequence(const job *j, const trace *t, size_t seq) {
-    const trace_sequence *s = trace_get_sequence(t, seq);
-    if (j->n_prompt > s->n_tokens)
-        return err_set(ERR_USAGE, "--prompt %lld: sequence %zu of %s has %d tokens", j->n_prompt, seq, trace_path(t),
-                       s->n_tokens);
-    return sweep_check_sequence(t, seq, prompt_of(j, s), &j->options);
-}
-
-/* ---- configurations of one sequence ----------------------------------------------------------------------------- */
-
-/* Configurations to compute, without repetition, and the rows that want them. */
-typedef struct plan {
-    sim_config *config;
-    size_t n, capacity;
-} plan;
-
-static int add_row(job *j, size_t trace_index, size_t config, size_t result, row **out) {
-    TRY(mem_grow((void **)&j->rows, &j->row_capacity, j->n_rows + 1, sizeof *j->rows, "rows"));
-    *out = &j->rows[j->n_rows++];
-    **out = (row){.trace = trace_index, .config = config, .result = result};
-    return 0;
-}
-
-/* A comment is one line, whatever the name of a file holds. */
-static int end_comment(text *t, size_t from) {
-    for (size_t i = from; i < t->n; i++)
-        if ((unsigned char)t->data[i] < 0x20) t->data[i] = '?';
-    return text_add(t, "\n");
-}
-
-/* A point that cannot run is an error where it was asked for alone ... */
-static int refuse(const sim_ask *ask, int code) {
-    char *name = sim_ask_name(ask);
-    if (!name) return ERR_DATA;
-    err_prefix(code, "%s", name);
-    mem_free(name);
+static int add_file(XXH3_state_t *hash, const char *path) {
+    char buffer[65536];
+    FILE *f = fopen(path, "rb");
+    if (!f) return err_set(ERR_DATA, "%s: %s", path, strerror(errno));
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, f)) > 0;) XXH3_64bits_update(hash, buffer, n);
+    int code = ferror(f) ? err_set(ERR_DATA, "%s: cannot be read", path) : 0;
+    fclose(f);
     return code;
 }
 
-/* ... and a line where it is one of many. */
-static int skip(job *j, const sim_ask *ask, const char *label, size_t seq) {
-    char *name = sim_ask_name(ask);
-    if (!name) return ERR_DATA;
-    say("skipped %s: %s", name, err_message());
-    size_t from = j->skipped.n;
-    int code = text_add(&j->skipped, "# skipped: %s seq %zu %s: %s", label, seq, name, err_message());
-    mem_free(name);
-    return code ? code : end_comment(&j->skipped, from);
+/* Everything that results depend on, beside the files above. */
+static int describe(const job *j, text *t) {
+    const calibration *c = &j->scale;
+    TRY(text_add(t, "kvlag " KVLAG_VERSION "\n%s%s", j->head.data, j->p.skipped.data ? j->p.skipped.data : ""));
+    TRY(text_add(t, "%a %a", c->log_c, c->s));
+    for (int f = 0; f < CALIBRATION_FAMILIES; f++) TRY(text_add(t, " %d %a", c->family[f].n, c->family[f].log_c));
+    for (size_t i = 0; i < j->p.n_rows; i++) {
+        TRY(text_add(t, "\n%zu,", j->p.row[i].unit));
+        TRY(results_add_key(t, &j->p.row[i].key));
+    }
+    return 0;
 }
 
-/* Can this ask run in this sequence? *c is to be freed either way. */
-static int resolve_ask(const job *j, const sim_ask *ask, const trace *t, size_t seq, sim_config *c) {
-    const trace_sequence *s = trace_get_sequence(t, seq);
-    TRY(sim_config_resolve(ask, &j->flags, s->n_tokens, s->n_prompt, c));
-    return ask->optional ? sweep_check_policy(t, seq, c) : 0;
-}
-
-/* An error if the ask must run in this sequence and cannot. */
-static int check_ask(const job *j, const sim_ask *ask, const trace *t, size_t seq) {
-    sim_config c;
-    int code = resolve_ask(j, ask, t, seq, &c);
-    if (code) code = ask->in_grid ? 0 : refuse(ask, code);
-    else if (!ask->optional) code = sweep_check_policy(t, seq, &c);
-    sim_config_free(&c);
+/* Name the work in j->note, and this shard's rows. Only shards and journals need it. */
+static int note_work(job *j) {
+    text t = {0};
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return err_set(ERR_DATA, "out of memory");
+    XXH3_64bits_reset(hash);
+    int code = describe(j, &t);
+    if (!code) XXH3_64bits_update(hash, t.data, t.n);
+    if (!code && j->from_lifetimes) code = add_file(hash, j->from_lifetimes);
+    text_free(&t);
+    if (!code)
+        code = text_add(&t, "%zu rows, kvlag " KVLAG_VERSION ", XXH3 %016llx", j->p.n_rows,
+                        (unsigned long long)XXH3_64bits_digest(hash));
+    XXH3_freeState(hash);
+    j->note = (shard_note){.part = j->part, .total = j->p.n_rows, .work = t.data};
+    for (size_t i = 0; i < j->p.n_rows && !code; i++)
+        if (shard_owns(j->part, j->p.row[i].unit)) code = shard_note_add_row(&j->note, i);
     return code;
 }
 
-/* Find what cannot work before any work is done. */
-static int check_asks(const job *j) {
-    for (size_t i = 0; i < j->traces.n; i++)
-        for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]); seq++) {
-            TRY(check_sequence(j, j->trace[i], seq));
-            for (size_t a = 0; a < j->asks.n; a++) TRY(check_ask(j, &j->asks.ask[a], j->trace[i], seq));
-        }
-    return 0;
+static int prepare(job *j) {
+    question *q = &j->q;
+    say_level(j->quiet ? SAY_QUIET : j->verbose ? SAY_MORE : SAY_NORMAL);
+    TRY(check_command(j));
+    if (j->shard) TRY(shard_parse(j->shard, &j->part));
+    q->flags =
+        (sim_flags){j->budgets,          j->lags, j->schedule, j->unit, j->pending, *j->seed_text ? j->seed_text : NULL,
+                    (int32_t)j->n_prompt};
+    if (!j->from_lifetimes) TRY(sim_asks_build(j->specs.item, j->specs.n, &q->flags, &q->asks));
+    TRY(pool_new((int)j->threads, &j->pool));
+    TRY(list_inputs(j));
+    TRY(open_traces(j));
+    q->options.keep_lifetimes = j->lifetimes != NULL;
+    q->options.memory = (size_t)j->memory;
+    if (j->attention) q->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
+    TRY(choose_metrics(j));
+    TRY(check_samples(q));
+    TRY(read_calibration(j));
+    if (j->from_lifetimes) TRY(results_open_given(j->from_lifetimes, q->trace[0], &q->given));
+    TRY(question_check(q));
+    say_what_is_left_out(j);
+    TRY(plan_make(q, j->part, &j->p));
+    TRY(output_head(q, j->command, &j->scale, j->calibration, &j->head));
+    return j->shard || j->part_out || j->resume ? note_work(j) : 0;
 }
 
-/* The numbers of one ask's configurations, from *next on: one for all sequences in which it resolves to the same
- * values ("budget/2" of a share differs with the length). */
-static int number_ask(const job *j, const sim_ask *ask, size_t n_seq, size_t *number, size_t *next) {
-    sim_config *c = mem_new(n_seq, sizeof *c, "configurations");
-    if (!c) return ERR_DATA;
-    for (size_t seq = 0; seq < n_seq; seq++) {
-        if (resolve_ask(j, ask, j->trace[0], seq, &c[seq])) {
-            sim_config_free(&c[seq]);
-            continue;
-        }
-        size_t k = 0;
-        while (!c[k].resolved || strcmp(c[k].resolved, c[seq].resolved) != 0) k++;
-        number[seq] = k < seq ? number[k] : (*next)++;
+/* ---- output ----------------------------------------------------------------------------------------------------- */
+
+static const char *target(const job *j) {
+    return j->part_out ? j->part_out : j->out;
+}
+
+static int open_outputs(job *j) {
+    const char *const *in = j->file;
+    bool force = j->force || j->part_out; /* a launcher's own files are in nobody's way */
+    if (j->part_out && j->part.k == 1) {  /* the file that the parts will make must be possible too */
+        TRY(outfile_begin(&j->csv, j->out, j->force, in, j->n_files));
+        outfile_abort(&j->csv);
+        TRY(output_try_blocks(j->out, j->force, in, j->n_files));
     }
-    for (size_t seq = 0; seq < n_seq; seq++) sim_config_free(&c[seq]);
-    mem_free(c);
-    return 0;
+    TRY(outfile_begin(&j->csv, target(j), force, in, j->n_files));
+    if (j->lifetimes)
+        TRY(lifetimes_writer_new(j->lifetimes, force, in, j->n_files, trace_label(j->q.trace[0]),
+                                 trace_hash(j->q.trace[0]), &j->lifetimes_out));
+    return output_try_blocks(target(j), force, in, j->n_files);
 }
 
-/* A lifetimes file numbers its configurations in the order of the asks, without gaps, whatever is skipped. */
-static int number_configs(job *j) {
-    size_t n_seq = trace_n_sequences(j->trace[0]), next = 0;
-    j->number = mem_new(j->asks.n * n_seq, sizeof *j->number, "configurations");
-    if (!j->number) return ERR_DATA;
-    for (size_t a = 0; a < j->asks.n; a++) TRY(number_ask(j, &j->asks.ask[a], n_seq, j->number + a * n_seq, &next));
-    return 0;
-}
-
-/* What a trace cannot give is left out of the default set with one line a policy, not one a point. */
-static int leave_out(job *j, const sim_ask *ask, const char *label, size_t seq) {
-    text line = {0};
-    const char *why = strstr(err_message(), ": "); /* behind the trace's path */
-    int code = text_add(&line, "# skipped: %s seq %zu ", label, seq);
-    if (!code) code = sim_ask_spec(ask, &line);
-    if (!code) code = text_add(&line, "%s", why ? why : ": ?");
-    if (!code) code = end_comment(&line, 0);
-    if (!code && !(j->skipped.data && strstr(j->skipped.data, line.data))) {
-        say("left out %s: %s", ask->policy->name, err_message());
-        code = text_add_bytes(&j->skipped, line.data, line.n);
+static int open_journal(job *j) {
+    char *path = part_journal_path(target(j));
+    if (!path) return ERR_DATA;
+    int code = 0;
+    text binding = {0};
+    if (j->resume) {
+        code = text_add(&binding, "%s, shard %zu/%zu, %s lifetimes, %zu bytes", j->note.work, j->part.k, j->part.n,
+                        j->lifetimes ? "with" : "without", sizeof(sweep_result));
+        if (!code) code = journal_open(path, j->command, binding.data, &j->journal);
+    } else if (access(path, F_OK) == 0) {
+        say("%s: unfinished work of an earlier run stays there; --resume takes it up", path);
     }
-    text_free(&line);
-    return code;
-}
-
-static int plan_ask(job *j, plan *p, size_t trace_index, size_t seq, size_t a) {
-    trace *t = j->trace[trace_index];
-    const sim_ask *ask = &j->asks.ask[a];
-    sim_config c;
-    int code = resolve_ask(j, ask, t, seq, &c);
-    if (code) {
-        bool is_lacking = c.is_resolved;
-        sim_config_free(&c);
-        return is_lacking ? leave_out(j, ask, trace_label(t), seq) : skip(j, ask, trace_label(t), seq);
-    }
-    size_t k = 0;
-    while (k < p->n && !sim_config_same(&p->config[k], &c)) k++;
-    row *r;
-    code = add_row(j, trace_index, j->number ? j->number[a * trace_n_sequences(t) + seq] : 0, j->first_result + k, &r);
-    if (!code) code = results_key_of(trace_label(t), seq, &c, &r->key);
-    if (!code && k == p->n) code = mem_grow((void **)&p->config, &p->capacity, p->n + 1, sizeof c, "configurations");
-    if (code || k < p->n) sim_config_free(&c);
-    else p->config[p->n++] = c;
+    text_free(&binding);
+    mem_free(path);
     return code;
 }
 
 /* ---- sweeping --------------------------------------------------------------------------------------------------- */
 
-/* Write a finished configuration's lifetimes for every row that shares it. */
-static int write_lifetimes(void *context, size_t index, const sweep_result *result) {
-    job *j = context;
-    if (!j->lifetimes_out) return 0;
-    const trace_model *m = trace_get_model(j->trace[0]);
-    for (size_t i = j->first_row; i < j->n_rows; i++) {
-        const row *r = &j->rows[i];
-        if (r->result != j->first_result + index) continue;
-        const results_key *k = &r->key;
-        lifetimes_config c = {k->policy, k->spec,     k->budget_asked, k->lag,
-                              k->unit,   k->schedule, k->pending,      k->resolved};
-        lifetimes_seq s = {k->budget, k->hold, k->sinks};
-        bool first = true;
-        for (size_t b = 0; b < j->first_row; b++) first &= j->rows[b].config != r->config;
-        if (first) TRY(lifetimes_write_config(j->lifetimes_out, r->config, &c));
-        TRY(lifetimes_write_seq(j->lifetimes_out, r->config, k->seq, &s, m->n_layer, m->n_kv_head,
-                                trace_get_sequence(j->trace[0], k->seq)->n_tokens, result->evict_at));
-    }
-    return 0;
+static journal_shape shape_of(const job *j, const plan_run *run) {
+    const trace *t = j->q.trace[run->trace];
+    const trace_model *m = trace_get_model(t);
+    const trace_sequence *s = trace_get_sequence(t, run->seq);
+    size_t layers = (size_t)m->n_layer, entries = layers * (size_t)m->n_kv_head * (size_t)s->n_tokens;
+    return (journal_shape){.heads = layers * (size_t)m->n_head,
+                           .loss = j->q.options.loss,
+                           .n_fisher = (size_t)s->n_fisher,
+                           .lifetimes = j->lifetimes ? entries : 0};
 }
 
-static int sweep(job *j, size_t trace_index, size_t seq, const sim_config *configs, size_t n,
-                 const sweep_given *given) {
-    sweep_cost cost;
-    if (n == 0) return 0;
-    TRY(mem_grow((void **)&j->results, &j->result_capacity, j->first_result + n, sizeof *j->results, "results"));
-    j->n_results = j->first_result + n;
-    TRY(sweep_sequence(j->trace[trace_index], seq, configs, n, given, &j->options, j->pool,
-                       j->results + j->first_result, &cost));
-    if (cost.planned > j->cost.planned) j->cost = cost;
-    return 0;
+/* A call of sweep_sequence: what its callbacks need to know. */
+typedef struct sweep_call {
+    job *j;
+    size_t first; /* its first own unit */
+    journal_shape shape;
+} sweep_call;
+
+static int done(void *context, size_t index, const sweep_result *result) {
+    const sweep_call *c = context;
+    job *j = c->j;
+    if (j->lifetimes_out) TRY(output_lifetimes(&j->q, &j->p, c->first + index, result, j->lifetimes_out));
+    return j->journal ? journal_append(j->journal, &c->shape, result) : 0;
 }
 
-static int sweep_asks(job *j, size_t trace_index, size_t seq) {
-    plan p = {0};
-    int code = 0;
-    for (size_t a = 0; a < j->asks.n && !code; a++) code = plan_ask(j, &p, trace_index, seq, a);
-    if (!code) code = sweep(j, trace_index, seq, p.config, p.n, NULL);
-    for (size_t i = 0; i < p.n; i++) sim_config_free(&p.config[i]);
-    mem_free(p.config);
-    return code;
-}
-
-/* ---- lifetimes that were handed in ------------------------------------------------------------------------------ */
-
+/* Lifetimes that were handed in have one row a unit, in order. */
 static int read_given(void *context, size_t index, int32_t *out) {
-    const job *j = context;
-    const trace_model *m = trace_get_model(j->trace[0]);
-    const row *r = &j->rows[j->first_row + index];
-    return lifetimes_read(j->given, r->config, r->key.seq, m->n_layer, m->n_kv_head,
-                          trace_get_sequence(j->trace[0], r->key.seq)->n_tokens, out);
+    const sweep_call *c = context;
+    const question *q = &c->j->q;
+    const trace_model *m = trace_get_model(q->trace[0]);
+    const plan_row *r = &c->j->p.row[(c->first + index) * c->j->part.n + c->j->part.k - 1];
+    return lifetimes_read(q->given, r->config, r->key.seq, m->n_layer, m->n_kv_head,
+                          trace_get_sequence(q->trace[0], r->key.seq)->n_tokens, out);
 }
 
-static int sweep_given_seq(job *j, size_t seq) {
-    size_t n = lifetimes_n_configs(j->given), k = 0;
-    int32_t n_prompt = prompt_of(j, trace_get_sequence(j->trace[0], seq));
-    sim_config *configs = mem_new(n, sizeof *configs, "configurations");
-    int code = configs ? 0 : ERR_DATA;
-    for (size_t i = 0; i < n && !code; i++) {
-        row *r;
-        if (!lifetimes_get_seq(j->given, i, seq)) continue;
-        configs[k] = (sim_config){.n_prompt = n_prompt};
-        code = add_row(j, 0, i, j->first_result + k, &r);
-        if (!code) code = results_key_of_given(trace_label(j->trace[0]), j->given, i, seq, n_prompt, &r->key);
-        k++;
-    }
-    sweep_given given = {.read = read_given, .context = j};
-    if (!code && k) code = check_sequence(j, j->trace[0], seq);
-    if (!code) code = sweep(j, 0, seq, configs, k, &given);
-    mem_free(configs);
-    return code;
-}
-
-/* ---- writing ---------------------------------------------------------------------------------------------------- */
-
-static const char *form_read(const job *j, size_t trace_index) {
-    if (j->options.form != TRACE_AUTO) return j->attention;
-    return trace_get_sequence(j->trace[trace_index], 0)->has_factored ? "factored" : "dense";
-}
-
-/* What differs between the reruns behind the calibration and a trace; "" if nothing does. */
-static void mismatch(const job *j, size_t trace_index, char *out, size_t size) {
-    const trace *t = j->trace[trace_index];
-    const char *model = trace_get_model(t)->name;
-    int32_t n_tokens = trace_get_sequence(t, 0)->n_tokens;
-    *out = 0;
-    if (strcmp(model, j->scale.model) != 0)
-        snprintf(out, size, "made with model '%s', not '%s'", j->scale.model, model);
-    else if (n_tokens != j->scale.n_tokens)
-        snprintf(out, size, "made with %d tokens, not %d", j->scale.n_tokens, n_tokens);
-}
-
-static int compose_calibration(const job *j, text *csv) {
-    const calibration *c = &j->scale;
-    if (!j->options.loss) return text_add(csv, "# calibration: none\n");
-    if (c->is_default) return text_add(csv, "# calibration: uncalibrated (scale 1.5, spread a factor 1.5)\n");
-    size_t from = csv->n;
-    TRY(text_add(csv, "# calibration: %s, model %s, %d tokens, budgets %s, %d reruns, scale %.4g, spread a factor %.4g",
-                 text_base_name(j->calibration), c->model, c->n_tokens, c->budgets, c->n, exp(c->log_c), exp(c->s)));
-    TRY(end_comment(csv, from));
-    for (size_t i = 0; i < j->traces.n; i++) {
-        char why[512];
-        mismatch(j, i, why, sizeof why);
-        if (!*why || seen_before(j, i)) continue;
-        say("calibration %s: %s (%s)", j->calibration, why, trace_label(j->trace[i]));
-        from = csv->n;
-        TRY(text_add(csv, "# calibration mismatch: %s: %s", trace_label(j->trace[i]), why));
-        TRY(end_comment(csv, from));
+/* Take up what the journal holds of a sequence. */
+static int restore_run(job *j, const plan_run *run) {
+    journal_shape shape = shape_of(j, run);
+    for (bool found; j->n_done < run->first + run->n; j->n_done++) {
+        sweep_result *r = &j->result[j->n_done];
+        TRY(journal_take(j->journal, &shape, r, &found));
+        if (!found) return 0;
+        if (j->lifetimes_out) TRY(output_lifetimes(&j->q, &j->p, j->n_done, r, j->lifetimes_out));
+        mem_free(r->evict_at);
+        r->evict_at = NULL;
     }
     return 0;
 }
 
-static int compose(const job *j, text *csv) {
-    TRY(text_add(csv, "# kvlag results v1\n"));
-    size_t from = csv->n;
-    TRY(text_add(csv, "# command: %s", j->command));
-    TRY(end_comment(csv, from));
-    for (size_t i = 0; i < j->traces.n; i++) {
-        if (seen_before(j, i)) continue;
-        from = csv->n;
-        TRY(text_add(csv, "# trace: %s %s attention=%s", trace_label(j->trace[i]), trace_hash(j->trace[i]),
-                     form_read(j, i)));
-        TRY(end_comment(csv, from));
-    }
-    TRY(compose_calibration(j, csv));
-    TRY(text_add(csv, "# positions: original positions, open loop\n"));
-    int64_t floored = 0;
-    for (size_t i = 0; i < j->n_rows; i++) floored += j->results[j->rows[i].result].floored;
-    if (floored)
-        TRY(text_add(csv, "# floored: %lld times a head kept less than 1e-6 of its mass\n", (long long)floored));
-    TRY(text_add_bytes(csv, j->skipped.data, j->skipped.n));
-    TRY(results_add_header(csv));
-    for (size_t i = 0; i < j->n_rows; i++) {
-        const row *r = &j->rows[i];
-        int32_t n_tokens = trace_get_sequence(j->trace[r->trace], r->key.seq)->n_tokens;
-        TRY(results_add_row(csv, &r->key, &j->results[r->result], &j->options, &j->scale, n_tokens));
-    }
+static int restore(job *j) {
+    for (size_t i = 0; i < j->p.n_runs && j->n_done == j->p.run[i].first; i++) TRY(restore_run(j, &j->p.run[i]));
+    if (j->n_done) say("%zu of %zu configurations are there already", j->n_done, j->p.n_own);
     return 0;
 }
 
-static int write_blocks(const job *j, blocks_writer *b) {
-    for (size_t i = 0; i < j->n_rows; i++) {
-        const sweep_result *r = &j->results[j->rows[i].result];
-        const trace_model *m = trace_get_model(j->trace[j->rows[i].trace]);
-        blocks_row block = {
-            .lost_mass = r->block_lost_mass, .steps = r->block_steps, .head_lost_mass = r->head_lost_mass};
-        if (j->options.loss) {
-            block.first = r->block_first;
-            block.fisher = r->block_fisher;
-            block.head_first = r->head_first;
-            block.head_fisher = r->head_fisher;
-        }
-        TRY(blocks_write_row(b, i, m->n_layer, m->n_head, &block));
+static int sweep_some(job *j, const plan_run *run, size_t n, sweep_cost *total) {
+    sweep_call call = {.j = j, .first = j->n_done, .shape = shape_of(j, run)};
+    sweep_given given = {.read = read_given, .context = &call};
+    sweep_options options = j->q.options;
+    sweep_cost cost;
+    options.done = done;
+    options.context = &call;
+    TRY(sweep_sequence(j->q.trace[run->trace], run->seq, j->p.config + j->n_done, n, j->q.given ? &given : NULL,
+                       &options, j->pool, j->result + j->n_done, &cost));
+    j->n_done += n;
+    cost.passes += total->passes;
+    if (cost.planned > total->planned) *total = cost;
+    else total->passes = cost.passes;
+    return j->journal ? journal_sync(j->journal) : 0;
+}
+
+static int sweep_run(job *j, const plan_run *run, size_t *at_once) {
+    sweep_cost total = {0};
+    for (size_t end = run->first + run->n; j->n_done < end;) {
+        double start = progress_seconds();
+        size_t n = end - j->n_done;
+        if (j->journal && n > *at_once) n = *at_once;
+        TRY(sweep_some(j, run, n, &total));
+        if (n == *at_once && progress_seconds() - start < JOURNAL_SECONDS) *at_once *= 2;
     }
+    if (total.planned > j->cost.planned) j->cost = total;
     return 0;
 }
 
-static int write_csv(const job *j, const outfile *f) {
-    text csv = {0};
-    int code = compose(j, &csv);
-    if (!code) code = outfile_write(f, csv.data, csv.n);
-    text_free(&csv);
-    return code;
-}
-
-static int finish_lifetimes(job *j) {
-    lifetimes_writer *w = j->lifetimes_out;
-    j->lifetimes_out = NULL;
-    return w ? lifetimes_writer_finish(w) : 0;
-}
-
-/* The blocks file is opened last, since its size is known last. That it can be is made sure first. */
-static int try_blocks(const job *j, const char *const *inputs, int n_inputs) {
-    outfile f;
-    char *path = results_blocks_path(j->out);
-    int code = path ? outfile_begin(&f, path, j->force, inputs, n_inputs) : ERR_DATA;
-    if (!code) outfile_abort(&f);
-    mem_free(path);
-    return code;
-}
-
-static int open_blocks(const job *j, blocks_writer **out) {
-    int n_layer = 0, n_head = 0, n_fisher = j->options.loss ? trace_get_sequence(j->trace[0], 0)->n_fisher : 0;
-    for (size_t i = 0; i < j->traces.n; i++) {
-        const trace_model *m = trace_get_model(j->trace[i]);
-        if (m->n_layer > n_layer) n_layer = m->n_layer;
-        if (m->n_head > n_head) n_head = m->n_head;
-    }
-    char *path = results_blocks_path(j->out);
-    if (!path) return ERR_DATA;
-    int code = blocks_writer_new(path, j->force, j->n_rows, n_layer, n_head, n_fisher, j->options.loss, out);
-    mem_free(path);
-    return code;
-}
-
-/* What may still fail comes first, and the CSV, which vouches for the others, appears last. */
-static int write_results(job *j, outfile *csv) {
-    blocks_writer *blocks;
-    TRY(write_csv(j, csv));
-    TRY(open_blocks(j, &blocks));
-    int code = write_blocks(j, blocks);
-    if (!code) code = finish_lifetimes(j);
-    if (code) {
-        blocks_writer_abort(blocks);
-        return code;
-    }
-    TRY(blocks_writer_finish(blocks));
-    return outfile_commit(csv);
+static int sweep_all(job *j) {
+    size_t at_once = JOURNAL_PASS;
+    j->result = mem_new(j->p.n_own, sizeof *j->result, "results");
+    if (!j->result) return ERR_DATA;
+    if (j->journal) TRY(restore(j));
+    for (size_t i = 0; i < j->p.n_runs; i++) TRY(sweep_run(j, &j->p.run[i], &at_once));
+    return 0;
 }
 
 /* ---- the command ------------------------------------------------------------------------------------------------ */
 
-static int sweep_all(job *j) {
-    for (size_t i = 0; i < j->traces.n; i++) {
-        if (seen_before(j, i)) continue;
-        for (size_t seq = 0; seq < trace_n_sequences(j->trace[i]); seq++) {
-            j->first_row = j->n_rows;
-            j->first_result = j->n_results;
-            TRY(j->given ? sweep_given_seq(j, seq) : sweep_asks(j, i, seq));
-        }
+static void say_what_was_done(const job *j, double seconds) {
+    char which[64] = "";
+    size_t n = j->p.n_own, rows = j->p.n_rows;
+    if (j->shard || j->part_out) {
+        snprintf(which, sizeof which, " (shard %zu/%zu)", j->part.k, j->part.n);
+        rows = j->note.n_rows;
     }
-    return j->n_rows ? 0 : err_set(ERR_USAGE, "no configuration is left to run");
-}
-
-static int prepare(job *j) {
-    say_level(j->quiet ? SAY_QUIET : j->verbose ? SAY_MORE : SAY_NORMAL);
-    TRY(check_command(j));
-    j->flags =
-        (sim_flags){j->budgets,          j->lags, j->schedule, j->unit, j->pending, *j->seed_text ? j->seed_text : NULL,
-                    (int32_t)j->n_prompt};
-    if (!j->from_lifetimes) TRY(sim_asks_build(j->specs.item, j->specs.n, &j->flags, &j->asks));
-    TRY(pool_new((int)j->threads, &j->pool));
-    TRY(open_traces(j));
-    j->options = (sweep_options){
-        .keep_lifetimes = j->lifetimes != NULL, .memory = (size_t)j->memory, .done = write_lifetimes, .context = j};
-    if (j->attention) j->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
-    TRY(choose_metrics(j));
-    TRY(check_samples(j));
-    calibration_none(&j->scale);
-    if (j->calibration) {
-        if (!j->options.loss)
-            return err_set(ERR_USAGE,
-                           "--calibration: no loss is estimated (--metrics loss, and a trace with gradients)");
-        TRY(calibration_read(j->calibration, &j->scale));
-    }
-    TRY(j->from_lifetimes ? results_open_given(j->from_lifetimes, j->trace[0], &j->given) : check_asks(j));
-    if (j->lifetimes && !j->from_lifetimes) TRY(number_configs(j));
-    say_what_is_left_out(j);
-    return 0;
-}
-
-static int work(job *j, outfile *csv) {
-    double start = progress_seconds();
-    const char *inputs[j->traces.n + 2];
-    int n_inputs = 0;
-    for (size_t i = 0; i < j->traces.n; i++) inputs[n_inputs++] = j->traces.item[i];
-    if (j->from_lifetimes) inputs[n_inputs++] = j->from_lifetimes;
-    if (j->calibration) inputs[n_inputs++] = j->calibration;
-    TRY(outfile_begin(csv, j->out, j->force, inputs, n_inputs));
-    if (j->lifetimes)
-        TRY(lifetimes_writer_new(j->lifetimes, j->force, inputs, n_inputs, trace_label(j->trace[0]),
-                                 trace_hash(j->trace[0]), &j->lifetimes_out));
-    TRY(try_blocks(j, inputs, n_inputs));
-    TRY(sweep_all(j));
-    TRY(write_results(j, csv));
-    double seconds = progress_seconds() - start;
-    say("%s: %zu rows from %zu configurations in %.2f s (%.3f s each), memory planned %.1f MiB (%.1f fixed, up to %.2f "
-        "a configuration, %d pass%s)",
-        j->out, j->n_rows, j->n_results, seconds, seconds / (double)j->n_results, (double)j->cost.planned / 1048576,
+    say("%s: %zu rows from %zu configurations%s in %.2f s (%.3f s each), memory planned %.1f MiB (%.1f fixed, up to "
+        "%.2f a configuration, %d pass%s)",
+        target(j), rows, n, which, seconds, n ? seconds / (double)n : 0, (double)j->cost.planned / 1048576,
         (double)j->cost.fixed / 1048576, (double)j->cost.per_config / 1048576, j->cost.passes,
         j->cost.passes == 1 ? "" : "es");
+}
+
+static int work(job *j) {
+    double start = progress_seconds();
+    TRY(open_journal(j)); /* first, since under its lock nobody else comes to the same output */
+    TRY(open_outputs(j));
+    TRY(sweep_all(j));
+    output o = {.path = target(j),
+                .force = j->force || j->part_out,
+                .q = &j->q,
+                .p = &j->p,
+                .result = j->result,
+                .scale = &j->scale,
+                .head = j->head,
+                .note = j->shard || j->part_out ? &j->note : NULL};
+    TRY(output_write(&o, &j->csv, &j->lifetimes_out));
+    if (!j->part_out) {
+        journal_remove(j->journal);
+        j->journal = NULL;
+    }
+    say_what_was_done(j, progress_seconds() - start);
     return 0;
 }
 
 static void release(job *j) {
-    for (size_t i = 0; i < j->n_rows; i++) results_key_free(&j->rows[i].key);
-    for (size_t i = 0; i < j->n_results; i++) sweep_result_free(&j->results[i]);
-    for (size_t i = 0; j->trace && i < j->traces.n; i++) trace_close(j->trace[i]);
+    journal_keep(j->journal);
+    outfile_abort(&j->csv);
     if (j->lifetimes_out) lifetimes_writer_abort(j->lifetimes_out);
-    if (j->given) lifetimes_close(j->given);
-    sim_asks_free(&j->asks);
+    for (size_t i = 0; j->result && i < j->p.n_own; i++) sweep_result_free(&j->result[i]);
+    plan_free(&j->p);
+    for (size_t i = 0; i < j->q.n_traces; i++) trace_close(j->q.trace[i]);
+    if (j->q.given) lifetimes_close(j->q.given);
+    sim_asks_free(&j->q.asks);
     pool_free(j->pool);
-    text_free(&j->skipped);
-    mem_free(j->number);
-    mem_free(j->rows);
-    mem_free(j->results);
-    mem_free(j->trace);
+    text_free(&j->head);
+    shard_note_free(&j->note);
+    mem_free(j->result);
+    mem_free(j->q.trace);
+    mem_free(j->file);
+    mem_free(j->part_out);
     mem_free(j->command);
     opt_list_free(&j->traces);
     opt_list_free(&j->specs);
 }
 
+static int run(job *j) {
+    int code = prepare(j);
+    if (!code) code = work(j);
+    release(j);
+    return code;
+}
+
 int cmd_sim(int argc, char **argv) {
-    job j = {.memory = 1LL << 30};
-    outfile csv = {0};
+    job j = {.memory = 1LL << 30, .part = {1, 1}};
     int code = parse(&j, argc, argv);
-    if (!code) code = prepare(&j);
-    if (!code) code = work(&j, &csv);
-    outfile_abort(&csv);
+    if (!code) return run(&j);
+    release(&j);
+    return code;
+}
+
+int cmd_sim_part(int argc, char **argv, shard part, char **out, bool *force) {
+    job j = {.memory = 1LL << 30, .part = part};
+    int code = parse(&j, argc, argv);
+    if (!code && j.shard) code = err_set(ERR_USAGE, "--shard: the launcher splits the work itself");
+    if (!code && j.out && (!(*out = mem_string(j.out)) || !(j.part_out = part_path(j.out, part)))) code = ERR_DATA;
+    *force = j.force;
+    if (!code) return run(&j);
     release(&j);
     return code;
 }

@@ -117,16 +117,21 @@ static int add_loss(text *csv, const results_key *k, const sweep_result *r, cons
     return 0;
 }
 
+int results_add_key(text *csv, const results_key *k) {
+    const char *field[] = {k->policy, k->spec,  k->resolved, k->budget_asked, k->budget, k->lag,
+                           k->hold,   k->sinks, k->unit,     k->schedule,     k->pending};
+    TRY(add_text(csv, k->trace));
+    TRY(text_add(csv, "%zu,", k->seq));
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++) TRY(add_text(csv, field[i]));
+    return text_add(csv, "%d,", k->n_prompt);
+}
+
 int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
                     const calibration *c, int32_t n_tokens) {
     const footprint *u = &r->use;
     double all = (double)n_tokens * ((double)n_tokens + 1) / 2 * u->units;
-    const char *before[] = {k->policy, k->spec,  k->resolved, k->budget_asked, k->budget, k->lag,
-                            k->hold,   k->sinks, k->unit,     k->schedule,     k->pending};
-    TRY(add_text(csv, k->trace));
-    TRY(text_add(csv, "%zu,", k->seq));
-    for (size_t i = 0; i < sizeof before / sizeof *before; i++) TRY(add_text(csv, before[i]));
-    TRY(text_add(csv, "%d,%lld,", k->n_prompt, (long long)r->n_counted));
+    TRY(results_add_key(csv, k));
+    TRY(text_add(csv, "%lld,", (long long)r->n_counted));
     TRY(add_number(csv, r->lost_mass, true));
     TRY(add_number(csv, r->out_err, o->out_err));
     TRY(add_loss(csv, k, r, o, c));

@@ -31,5 +31,6 @@ char *results_blocks_path(const char *csv_path);
  * intervals come from the calibration of the row's family (DESIGN section 6); the interval of dloss adds, in
  * quadrature, the standard error of the first-order part over blocks of steps. */
 int results_add_header(text *csv);
+int results_add_key(text *csv, const results_key *k); /* a data row's first columns, up to n_prompt */
 int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
                     const calibration *c, int32_t n_tokens);

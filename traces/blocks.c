@@ -9,6 +9,8 @@
 
 enum { BLOCKS_VERSION = 1 };
 
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
+
 /* Rows are kept in memory and written by finish, so that the file does not depend on the order of the calls. */
 struct blocks_writer {
     outfile file;
@@ -123,4 +125,65 @@ void blocks_writer_abort(blocks_writer *w) {
     void *array[] = {w->lost_mass, w->first, w->fisher, w->steps, w->head_lost_mass, w->head_first, w->head_fisher};
     for (size_t i = 0; i < sizeof array / sizeof *array; i++) mem_free(array[i]);
     mem_free(w);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+static int read_numbers(hid_t h5, const char *name, int rank, int64_t *dims, double **out) {
+    return hdf_has(h5, name) ? hdf_read_all(h5, name, HDF_FLOAT, H5T_NATIVE_DOUBLE, rank, dims, (void **)out) : 0;
+}
+
+static int read_heads(hid_t h5, const char *name, int64_t dims[3], float **out) {
+    return hdf_has(h5, name) ? hdf_read_all(h5, name, HDF_FLOAT, H5T_NATIVE_FLOAT, 3, dims, (void **)out) : 0;
+}
+
+static int read_datasets(hid_t h5, blocks_data *b) {
+    int64_t block[2] = {-1, BLOCKS_PER_ROW}, head[3] = {-1, -1, -1};
+    TRY(hdf_check_format(h5, "kvlag-blocks", BLOCKS_VERSION));
+    TRY(hdf_read_all(h5, "lost_mass", HDF_FLOAT, H5T_NATIVE_DOUBLE, 2, block, (void **)&b->lost_mass));
+    TRY(hdf_read_all(h5, "steps", HDF_INTEGER, H5T_NATIVE_INT32, 2, block, (void **)&b->steps));
+    head[0] = block[0];
+    TRY(hdf_read_all(h5, "head_lost_mass", HDF_FLOAT, H5T_NATIVE_FLOAT, 3, head, (void **)&b->head_lost_mass));
+    if (head[1] > INT32_MAX || head[2] > INT32_MAX) return err_set(ERR_DATA, "head_lost_mass: too large");
+    TRY(read_numbers(h5, "first", 2, block, &b->first));
+    TRY(read_heads(h5, "head_first", head, &b->head_first));
+    int64_t sample[3] = {block[0], -1, BLOCKS_PER_ROW};
+    TRY(read_numbers(h5, "fisher", 3, sample, &b->fisher));
+    TRY(read_heads(h5, "head_fisher", head, &b->head_fisher));
+    if (b->fisher && sample[1] > INT32_MAX) return err_set(ERR_DATA, "fisher: too large");
+    b->rows = (size_t)block[0];
+    b->n_layer = (int)head[1];
+    b->n_head = (int)head[2];
+    b->n_fisher = b->fisher ? (int)sample[1] : 0;
+    return 0;
+}
+
+int blocks_read(const char *path, blocks_data *out) {
+    hid_t h5;
+    *out = (blocks_data){0};
+    int code = hdf_open(path, &h5);
+    if (!code) {
+        code = read_datasets(h5, out);
+        H5Fclose(h5);
+    }
+    return code ? err_prefix(code, "%s", path) : 0;
+}
+
+blocks_row blocks_get_row(const blocks_data *b, size_t row) {
+    size_t at = row * BLOCKS_PER_ROW, heads = row * (size_t)b->n_layer * (size_t)b->n_head;
+    return (blocks_row){
+        .lost_mass = b->lost_mass + at,
+        .steps = b->steps + at,
+        .first = b->first ? b->first + at : NULL,
+        .fisher = b->fisher ? b->fisher + at * (size_t)b->n_fisher : NULL,
+        .head_lost_mass = b->head_lost_mass + heads,
+        .head_first = b->head_first ? b->head_first + heads : NULL,
+        .head_fisher = b->head_fisher ? b->head_fisher + heads : NULL,
+    };
+}
+
+void blocks_free(blocks_data *b) {
+    void *array[] = {b->lost_mass, b->first, b->fisher, b->steps, b->head_lost_mass, b->head_first, b->head_fisher};
+    for (size_t i = 0; i < sizeof array / sizeof *array; i++) mem_free(array[i]);
+    *b = (blocks_data){0};
 }

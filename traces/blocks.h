@@ -32,3 +32,18 @@ int blocks_writer_new(const char *path, bool force, size_t rows, int n_layer, in
 int blocks_write_row(blocks_writer *w, size_t row, int n_layer, int n_head, const blocks_row *r);
 int blocks_writer_finish(blocks_writer *w); /* frees w either way */
 void blocks_writer_abort(blocks_writer *w);
+
+/* A whole file in memory, as above; NULL where a dataset is absent. */
+typedef struct blocks_data {
+    size_t rows;
+    int n_layer, n_head, n_fisher; /* n_fisher 0: no dataset fisher */
+    double *lost_mass, *first, *fisher;
+    int32_t *steps;
+    float *head_lost_mass, *head_first, *head_fisher;
+} blocks_data;
+
+/* Refuses by name what is no blocks file and datasets that do not fit each other. Release with blocks_free either way.
+ */
+int blocks_read(const char *path, blocks_data *out);
+blocks_row blocks_get_row(const blocks_data *b, size_t row); /* points into b */
+void blocks_free(blocks_data *b);
