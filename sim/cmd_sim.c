@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -23,8 +24,8 @@ enum { JOURNAL_PASS = 32, JOURNAL_SECONDS = 60 };
 typedef struct job {
     /* the command line */
     opt_list traces, specs;
-    const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *attention, *lifetimes, *from_lifetimes,
-        *calibration, *shard;
+    const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *sample, *attention, *lifetimes,
+        *from_lifetimes, *calibration, *shard;
     long long n_prompt, memory, threads, seed;
     bool force, resume, quiet, verbose;
     char seed_text[24];
@@ -71,7 +72,9 @@ static int parse(job *j, int argc, char **argv) {
          "what verify --calibrate wrote: scale and error bar", 0, 0},
         {"memory", 0, OPT_SIZE, false, &j->memory, "N", "bound on memory, e.g. 512M (default 1G)", 1 << 20, 1LL << 46},
         {"threads", 0, OPT_INT, false, &j->threads, "N", "worker threads (default: all processors)", 1, 4096},
-        {"seed", 0, OPT_INT, true, &j->seed, "N", "of policies that draw random numbers", 0, 1LL << 53},
+        {"sample", 0, OPT_TEXT, true, &j->sample, "steps:R", "price R steps only, drawn by strata: a quick look", 0, 0},
+        {"seed", 0, OPT_INT, true, &j->seed, "N", "of policies that draw random numbers, and of --sample", 0,
+         1LL << 53},
         {"shard", 0, OPT_TEXT, false, &j->shard, "k/n", "the k-th of n parts of the work (kvlag merge joins them)", 0,
          0},
         {"resume", 0, OPT_FLAG, false, &j->resume, NULL, "keep what is finished in FILE.csv.partial, and take it up", 0,
@@ -153,6 +156,18 @@ static int choose_metrics(job *j) {
         s += n;
         if (!*s) return 0;
     }
+}
+
+/* steps:R */
+static int choose_sample(job *j) {
+    static const char name[] = "steps:";
+    const char *digits = j->sample + sizeof name - 1;
+    if (strncmp(j->sample, name, sizeof name - 1) != 0 || !*digits || digits[strspn(digits, "0123456789")] ||
+        strlen(digits) > 9 || atoi(digits) < 4)
+        return err_set(ERR_USAGE, "--sample: '%s' is not steps:R with R a number of steps, at least 4", j->sample);
+    j->q.options.sample_steps = atoi(digits);
+    j->q.options.seed = (uint64_t)j->seed;
+    return 0;
 }
 
 /* A line for what is missing, once the call is known to be a good one. */
@@ -267,6 +282,7 @@ static int prepare(job *j) {
     q->options.memory = (size_t)j->memory;
     if (j->attention) q->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
     TRY(choose_metrics(j));
+    if (j->sample) TRY(choose_sample(j));
     TRY(check_samples(q));
     TRY(read_calibration(j));
     if (j->from_lifetimes) TRY(results_open_given(j->from_lifetimes, q->trace[0], &q->given));

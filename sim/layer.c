@@ -347,7 +347,8 @@ static void begin_run(pass *w, run *r) {
 
 /* Losses fall on the steps from the end of the prompt to the last one that predicts something. */
 static bool is_priced(const pass *w, int32_t t) {
-    return w->counted[t] || (w->priced_sets && t >= w->n_prompt && t < w->n_tokens - 1);
+    if (t < w->n_prompt || t >= w->n_tokens - 1 || sample_weight(&w->steps, t) == 0) return false;
+    return w->counted[t] || w->priced_sets;
 }
 
 static void estimate_one(pass *w, run *r, int kv, const estimate_row *row, double *sums) {
@@ -361,6 +362,9 @@ static void estimate_one(pass *w, run *r, int kv, const estimate_row *row, doubl
 }
 
 static void estimate_head(pass *w, int head, int32_t from, int32_t to, int worker) {
+    while (from < to && !is_priced(w, w->row0 + from)) from++;
+    while (from < to && !is_priced(w, w->row0 + to - 1)) to--;
+    if (from == to) return;
     const float *steps = w->priced_sets ? step_streams(w, head, from, to, w->priced_sets, worker) : NULL;
     float *d = w->deviation + (size_t)worker * (size_t)w->n_streams_most * w->stride;
     for (int32_t r = from; r < to; r++) {
@@ -416,27 +420,30 @@ static double output_error(const pass *w, const double *sums, int worker) {
 
 static void add_mass(pass *w, run *r, int32_t t, const double *sums, int worker) {
     size_t step = (size_t)(1 + w->n_streams), heads = (size_t)w->m->n_head;
-    double lost = 0;
+    double lost = 0, weight = sample_weight(&w->steps, t);
     for (size_t h = 0; h < heads; h++) {
         lost += sums[h * step];
-        r->head_lost[(size_t)w->layer * heads + h] += sums[h * step];
+        r->head_lost[(size_t)w->layer * heads + h] += weight * sums[h * step];
     }
-    r->out->block_lost_mass[w->block[t]] += lost;
-    if (w->o->out_err && lost != 0) r->out_err += output_error(w, sums, worker);
+    r->out->block_lost_mass[w->block[t]] += weight * lost;
+    if (w->steps.strata) r->step_lost[t] += lost;
+    if (w->o->out_err && lost != 0) r->out_err += weight * output_error(w, sums, worker);
 }
 
 /* First order: g.delta adds up. Fisher: each sample's sum over layers and heads is squared only when it is whole. */
 static void add_loss(pass *w, run *r, int32_t t, const double *sums) {
     size_t step = (size_t)(1 + w->n_streams), heads = (size_t)w->m->n_head;
     int samples = w->priced_sets - 1;
+    double weight = sample_weight(&w->steps, t);
     for (size_t h = 0; h < heads; h++) {
         const double *x = sums + h * step + 1 + w->n_fixed;
         size_t cell = (size_t)w->layer * heads + h;
-        r->out->block_first[w->block[t]] += x[0];
-        r->head_first[cell] += x[0];
+        r->out->block_first[w->block[t]] += weight * x[0];
+        r->head_first[cell] += weight * x[0];
+        if (w->steps.strata) r->step_first[t] += x[0];
         for (int k = 0; k < samples; k++) {
             r->fisher[(size_t)k * (size_t)w->n_tokens + (size_t)t] += x[1 + k];
-            r->head_fisher[cell] += 0.5 * x[1 + k] * x[1 + k] / samples;
+            r->head_fisher[cell] += weight * 0.5 * x[1 + k] * x[1 + k] / samples;
         }
     }
 }
@@ -448,8 +455,9 @@ static int add_task(void *context, size_t index, int worker) {
     for (int32_t row = 0; row < w->n_rows; row++) {
         int32_t t = w->row0 + row;
         const double *sums = r->sums + (size_t)row * (size_t)w->m->n_head * (size_t)(1 + w->n_streams);
+        if (!is_priced(w, t)) continue;
         if (w->counted[t]) add_mass(w, r, t, sums, worker);
-        if (w->priced_sets && is_priced(w, t)) add_loss(w, r, t, sums);
+        if (w->priced_sets) add_loss(w, r, t, sums);
     }
     return 0;
 }

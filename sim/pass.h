@@ -3,6 +3,7 @@
 
 #include "sim/estimate.h"
 #include "sim/replay.h"
+#include "sim/sample.h"
 #include "sim/sweep.h"
 
 #include <stdatomic.h>
@@ -22,7 +23,8 @@ typedef struct run {
     double *head_first, *head_fisher;  /* [n_layer][n_head] sums over steps, with loss */
     double *fisher;                    /* [n_fisher][T] sum over layers and heads of g_y.delta so far */
     atomic_llong floored;
-    double out_err; /* sum over layers and counted steps */
+    double out_err;                 /* sum over layers and counted steps */
+    double *step_lost, *step_first; /* [T] sums over layers and heads, where steps are sampled */
 } run;
 
 typedef struct task {
@@ -61,6 +63,7 @@ typedef struct pass {
     size_t n_tasks;
 
     uint8_t *counted;    /* [T] */
+    sample steps;        /* which steps are priced, and how many each stands for */
     uint8_t *block;      /* [T] block of each step from n_prompt on */
     replay_facts *facts; /* [T] */
     float *rows;         /* [n_head][n_rows][row_stride] of the current tile */

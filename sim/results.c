@@ -104,14 +104,28 @@ static double first_error(const sweep_result *r) {
     return sqrt(squares * BLOCKS_PER_ROW / (BLOCKS_PER_ROW - 1)) / (double)r->n_counted;
 }
 
+#define NORMAL_95 1.6448536269514722
+
+/* A 90 % interval on log scale around kl, widened by what the sampling of steps adds. */
+static void widen(double kl, double relative_error, double *lo, double *hi) {
+    if (!(kl > 0 && *hi > kl)) return;
+    double by = exp(hypot(log(*hi / kl), NORMAL_95 * relative_error));
+    *lo = kl / by;
+    *hi = kl * by;
+}
+
 /* dloss_first, fisher, dloss_est, dloss_lo, dloss_hi, kl_est, kl_lo, kl_hi. */
 static int add_loss(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
                     const calibration *c) {
-    double kl = 0, lo = 0, hi = 0, q = 1.6448536269514722 * first_error(r);
+    double kl = 0, lo = 0, hi = 0, q = NORMAL_95 * first_error(r);
+    const sweep_sampling *s = &r->sampling;
     bool has_fisher = o->loss && r->n_fisher > 0;
     if (has_fisher) calibration_apply(c, spec_family(k->spec), r->fisher, &kl, &lo, &hi);
-    double est = r->dloss_first + kl, down = sqrt((kl - lo) * (kl - lo) + q * q),
-           up = sqrt((hi - kl) * (hi - kl) + q * q);
+    double scale = r->fisher > 0 ? kl / r->fisher : 0;
+    double sampled = fmax(s->first + 2 * scale * s->first_fisher + scale * scale * s->fisher, 0);
+    q = hypot(q, NORMAL_95 * sqrt(sampled));
+    double est = r->dloss_first + kl, down = hypot(kl - lo, q), up = hypot(hi - kl, q);
+    if (r->fisher > 0) widen(kl, sqrt(s->fisher) / r->fisher, &lo, &hi);
     const double value[] = {r->dloss_first, r->fisher, est, est - down, est + up, kl, lo, hi};
     for (int i = 0; i < 8; i++) TRY(add_number(csv, value[i], i == 0 ? o->loss : has_fisher));
     return 0;

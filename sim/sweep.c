@@ -79,6 +79,9 @@ static size_t carve_run(const pass *w, run *r, void *block) {
     r->head_fisher = mem_carve(&m, priced, sizeof *r->head_fisher);
     size_t samples = w->priced_sets ? (size_t)w->priced_sets - 1 : 0;
     r->fisher = mem_carve(&m, samples * (size_t)w->n_tokens, sizeof *r->fisher);
+    size_t steps = w->steps.strata ? (size_t)w->n_tokens : 0;
+    r->step_lost = mem_carve(&m, steps, sizeof *r->step_lost);
+    r->step_first = mem_carve(&m, priced ? steps : 0, sizeof *r->step_first);
     r->given = mem_carve(&m, r->is_given ? lifetimes_cells(w) : 0, sizeof *r->given);
     return m.used;
 }
@@ -219,7 +222,7 @@ static void finish_loss(const pass *w, run *r) {
     for (int k = 0; k < out->n_fisher; k++)
         for (int32_t t = w->n_prompt; t < w->n_tokens - 1; t++) {
             double y = r->fisher[(size_t)k * tokens + (size_t)t];
-            out->block_fisher[k * BLOCKS_PER_ROW + w->block[t]] += 0.5 * y * y;
+            out->block_fisher[k * BLOCKS_PER_ROW + w->block[t]] += sample_weight(&w->steps, t) * 0.5 * y * y;
         }
     for (int k = 0; k < out->n_fisher * BLOCKS_PER_ROW; k++) fisher += out->block_fisher[k];
     out->dloss_first = first / n;
@@ -228,6 +231,25 @@ static void finish_loss(const pass *w, run *r) {
         out->head_first[k] = (float)(r->head_first[k] / n);
         out->head_fisher[k] = (float)(r->head_fisher[k] / n);
     }
+}
+
+/* What the sampling of steps adds to the variance of the means. */
+static void finish_sampling(const pass *w, run *r) {
+    sweep_sampling *s = &r->out->sampling;
+    size_t tokens = (size_t)w->n_tokens;
+    double n = (double)r->out->n_counted, cells = (double)w->m->n_layer * w->m->n_head, scale = 1 / (n * n);
+    s->lost_mass = sample_covariance(&w->steps, r->step_lost, r->step_lost) * scale / (cells * cells);
+    if (!w->priced_sets) return;
+    s->first = sample_covariance(&w->steps, r->step_first, r->step_first) * scale;
+    int samples = r->out->n_fisher;
+    for (size_t t = 0; t < tokens && samples; t++) { /* the first sample's row becomes the mean of their squares */
+        double sum = 0;
+        for (int k = 0; k < samples; k++) sum += r->fisher[(size_t)k * tokens + t] * r->fisher[(size_t)k * tokens + t];
+        r->fisher[t] = 0.5 * sum / samples;
+    }
+    if (!samples) return;
+    s->fisher = sample_covariance(&w->steps, r->fisher, r->fisher) * scale;
+    s->first_fisher = sample_covariance(&w->steps, r->step_first, r->fisher) * scale;
 }
 
 static void finish_run(pass *w, run *r) {
@@ -249,6 +271,7 @@ static void finish_run(pass *w, run *r) {
     for (size_t k = 0; k < layers * heads; k++) out->head_lost_mass[k] = (float)(r->head_lost[k] / n);
     out->floored = atomic_load(&r->floored);
     if (w->priced_sets) finish_loss(w, r);
+    if (w->steps.strata) finish_sampling(w, r);
 }
 
 static int work_layers(pass *w, double progress) {
@@ -337,18 +360,23 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     w.n_prompt = configs[0].n_prompt;
     w.stride = kernel_pad((size_t)s->n_tokens);
     w.group = m->n_head / m->n_kv_head;
+    TRY(sample_new(w.n_prompt, s->n_tokens - 1 - w.n_prompt, options->sample_steps, options->seed, (uint32_t)seq,
+                   &w.steps));
     choose_streams(&w, configs, n);
     choose_tile(&w);
     size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_fixed * w.stride * sizeof(float);
     size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq, w.tile) : 0;
     cost->fixed = bytes + streams + gradients + trace_layer_bytes(t, seq, options->form);
     void *block = mem_new(bytes, 1, "sweep");
-    if (!block) return ERR_DATA;
-    carve_pass(&w, block);
-    fill_facts(&w);
-    progress_begin("sim", "rows", (double)m->n_layer * s->n_tokens);
-    int code = plan_and_run(&w, configs, n, given, results, cost);
-    progress_end();
+    int code = block ? 0 : ERR_DATA;
+    if (!code) {
+        carve_pass(&w, block);
+        fill_facts(&w);
+        progress_begin("sim", "rows", (double)m->n_layer * s->n_tokens);
+        code = plan_and_run(&w, configs, n, given, results, cost);
+        progress_end();
+    }
+    sample_free(&w.steps);
     mem_free(block);
     return code;
 }

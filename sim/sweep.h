@@ -26,14 +26,23 @@ typedef struct sweep_options {
     bool out_err, out_err_exact; /* exact implies out_err */
     bool loss;                   /* first order and Fisher term, from the trace's gradients */
     bool keep_lifetimes;         /* fill sweep_result.evict_at until `done` has seen it */
+    int32_t sample_steps;        /* price so many steps only, drawn by strata (sim/sample.h); 0 = all of them */
+    uint64_t seed;               /* of that draw */
     size_t memory;               /* bytes for everything this pass allocates */
     /* Called by the main thread for each finished configuration, in order; may be NULL. Returns 0 or an error. */
     int (*done)(void *context, size_t index, const sweep_result *result);
     void *context;
 } sweep_options;
 
+/* What pricing a sample of the steps adds to the variance of the means; zeros where all steps are priced. */
+typedef struct sweep_sampling {
+    double lost_mass, first, fisher; /* variances */
+    double first_fisher;             /* covariance */
+} sweep_sampling;
+
 struct sweep_result {
     int64_t n_counted;
+    sweep_sampling sampling;
     double lost_mass, out_err;
     double block_lost_mass[BLOCKS_PER_ROW];
     int32_t block_steps[BLOCKS_PER_ROW];
