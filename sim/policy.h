@@ -103,8 +103,8 @@ typedef struct policy {
     /* Number of per-entry arrays. */
     int (*fields)(const policy_setup *s);
     void (*observe)(const policy_setup *s, const policy_view *v);
-    /* score[j] for all residents. Must be finite. */
-    void (*score)(const policy_setup *s, const policy_view *v, double *score);
+    /* The scores of all residents: one of the policy's fields, or computed into `scratch` [n]. Must be finite. */
+    const double *(*score)(const policy_setup *s, const policy_view *v, double *scratch);
 } policy;
 
 /* The value of a parameter by name; NULL if the policy has none of that name. */

@@ -18,6 +18,7 @@ struct replay {
 
     int32_t n;      /* residents */
     int32_t *entry; /* [capacity] ascending */
+    uint16_t *mask; /* [n_tokens / 16, rounded up] bit i % 16 of mask[i / 16]: entry i is there */
     double **field; /* [n_fields][capacity] the policy's memory, parallel to entry */
     float *row, *scratch;
     double *score;
@@ -36,6 +37,10 @@ static int32_t most_residents(const sim_config *c, int32_t n_tokens) {
     return (int32_t)most;
 }
 
+static size_t mask_blocks(int32_t n_tokens) {
+    return kernel_pad((size_t)n_tokens) / KERNEL_LANES;
+}
+
 static replay *carve(const sim_config *c, int32_t n_tokens, void *block, size_t *bytes) {
     mem_carver m = {.base = block};
     replay *r = mem_carve(&m, 1, sizeof *r);
@@ -44,8 +49,9 @@ static replay *carve(const sim_config *c, int32_t n_tokens, void *block, size_t 
     size_t padded = kernel_pad((size_t)capacity);
     replay made = {.c = c, .n_tokens = n_tokens, .capacity = capacity, .n_fields = n_fields};
     made.entry = mem_carve(&m, padded, sizeof *made.entry);
+    made.mask = mem_carve(&m, capacity ? mask_blocks(n_tokens) : 0, sizeof *made.mask);
     made.row = mem_carve(&m, padded, sizeof *made.row);
-    made.scratch = mem_carve(&m, 4 * padded, sizeof *made.scratch); /* see kernels.h, resident_row */
+    made.scratch = mem_carve(&m, 4 * (padded + KERNEL_LANES), sizeof *made.scratch); /* see kernels.h */
     made.score = mem_carve(&m, padded, sizeof *made.score);
     made.victim = mem_carve(&m, padded, sizeof *made.victim);
     made.field = mem_carve(&m, (size_t)n_fields, sizeof *made.field);
@@ -82,6 +88,7 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     r->first_missing = r->n_tokens + 1;
     r->left_end = 0;
     for (size_t i = 0; i < kernel_pad((size_t)r->n_tokens); i++) evict_at[i] = r->n_tokens + 1;
+    if (r->capacity) memset(r->mask, 0, mask_blocks(r->n_tokens) * sizeof *r->mask);
 }
 
 void replay_offer(replay *r, const float *out, const float *loss, const float *fisher, const double *future) {
@@ -107,6 +114,7 @@ static void append(replay *r, int32_t t) {
     assert(r->n < r->capacity);
     for (int k = 0; k < r->n_fields; k++) r->field[k][r->n] = 0;
     r->entry[r->n++] = t;
+    r->mask[t / KERNEL_LANES] |= (uint16_t)(1u << t % KERNEL_LANES);
 }
 
 /* Index of the first resident at or after position i. */
@@ -127,7 +135,11 @@ static void close_gap(void *array, size_t size, int32_t gap, int32_t end) {
 
 /* Remove residents victim[0..k-1] (ascending indices); their last visible step is left_at - 1. */
 static void leave(replay *r, const int32_t *victim, int32_t k, int32_t left_at) {
-    for (int32_t m = 0; m < k; m++) r->evict_at[r->entry[victim[m]]] = left_at;
+    for (int32_t m = 0; m < k; m++) {
+        int32_t i = r->entry[victim[m]];
+        r->evict_at[i] = left_at;
+        r->mask[i / KERNEL_LANES] &= (uint16_t) ~(1u << i % KERNEL_LANES);
+    }
     int32_t last = r->entry[victim[k - 1]];
     if (left_at < r->first_missing) r->first_missing = left_at;
     if (last >= r->left_end) r->left_end = last + 1;
@@ -255,12 +267,13 @@ static void evict(replay *r, int32_t t, const policy_view *v) {
     int32_t k = excess(r, t, to);
     if (k > to - from && r->c->schedule != SCHEDULE_BLOCK) k = to - from;
     if (k <= 0) return;
-    r->c->setup.policy->score(&r->c->setup, v, r->score);
+    const double *score = r->c->setup.policy->score(&r->c->setup, v, r->score);
     if (r->c->schedule == SCHEDULE_BLOCK) {
+        if (score != r->score) memcpy(r->score, score, (size_t)r->n * sizeof *score);
         evict_blocks(r, t, k);
         return;
     }
-    choose(r->victim, k, r->score, from, to);
+    choose(r->victim, k, score, from, to);
     leave(r, r->victim, k, t + 1);
 }
 
@@ -293,7 +306,8 @@ void replay_step(replay *r, int32_t t, const float *const *heads, const replay_f
         .kv_head = r->unit.kv_head,
     };
     if (c->setup.needs & NEEDS_ROW) {
-        kernels()->resident_row(heads, r->unit.n_head, r->entry, (size_t)r->n, c->take_max, r->scratch, r->row);
+        kernels()->resident_row(heads, r->unit.n_head, r->entry, r->mask, (size_t)r->n, c->take_max, r->scratch,
+                                r->row);
         v.row = r->row;
     }
     c->setup.policy->observe(&c->setup, &v);

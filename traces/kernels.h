@@ -64,11 +64,15 @@ typedef struct kernel_table {
     /* Index of the lowest of n >= 1 values, the first of equal ones. No NaN. Any alignment. */
     size_t (*lowest)(const double *x, size_t n);
 
+    /* f[j] = keep * f[j] + gain * (factor * a[j]) for j < n, each operation rounded. f padded. */
+    void (*blend)(double *f, const float *a, double keep, double gain, double factor, size_t n);
+
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
      * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
-     * resident mass is 0 (below 2^-126) contributes 0. row has room for pad(n), scratch for 4 pad(n). */
-    void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, size_t n, int take_max,
-                         float *scratch, float *row);
+     * resident mass is 0 (below 2^-126) contributes 0. row has room for pad(n), scratch for 4 (pad(n) + 16). The
+     * residents come twice: n >= 1 ascending entries, and bit i % 16 of mask[i / 16] for each. heads: any alignment. */
+    void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, const uint16_t *mask, size_t n,
+                         int take_max, float *scratch, float *row);
 } kernel_table;
 
 /* The best table this processor runs; KVLAG_KERNELS=portable|avx2|avx512 in the environment asks for a lower one (an

@@ -1,6 +1,7 @@
 #include "sim/policies/mix.h"
 #include "base/err.h"
 #include "base/rng.h"
+#include "traces/kernels.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -191,15 +192,19 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
     const float *a = v->row;
     double c = row_factor(plan, v), tau = tau_at(plan, n);
     const float *full = evidence_of_full_run(plan, v);
-    bool threshold = plan->evidence == EVIDENCE_TAU;
+    bool threshold = plan->evidence == EVIDENCE_TAU, own = !threshold && !full; /* the row times a factor */
 #define EVIDENCE(j) (threshold ? (double)((double)a[j] >= tau) : full ? (double)full[v->entry[j]] : c * (double)a[j])
     switch (plan->memory) {
     case MEMORY_SUM:
     case MEMORY_MEAN:
-        for (int32_t j = 0; j < n; j++) f[j] += EVIDENCE(j);
+        if (own) kernels()->blend(f, a, 1, 1, c, (size_t)n);
+        else
+            for (int32_t j = 0; j < n; j++) f[j] += EVIDENCE(j);
         break;
     case MEMORY_EMA:
-        for (int32_t j = 0; j < n; j++) f[j] = x * f[j] + (1 - x) * EVIDENCE(j);
+        if (own) kernels()->blend(f, a, x, 1 - x, c, (size_t)n);
+        else
+            for (int32_t j = 0; j < n; j++) f[j] = x * f[j] + (1 - x) * EVIDENCE(j);
         break;
     case MEMORY_LAST:
         for (int32_t j = 0; j < n; j++) f[j] = EVIDENCE(j);
@@ -236,20 +241,19 @@ static void score_recent(const policy_view *v, int w, double *score) {
     }
 }
 
-void mix_score(const policy_setup *s, const policy_view *v, double *score) {
+const double *mix_score(const policy_setup *s, const policy_view *v, double *scratch) {
     const mix_plan *plan = plan_in(s);
     const double *f = v->field[0];
     switch (plan->memory) {
     case MEMORY_MEAN:
-        for (int32_t j = 0; j < v->n; j++) score[j] = f[j] / (v->t - v->entry[j] + 1);
-        break;
+        for (int32_t j = 0; j < v->n; j++) scratch[j] = f[j] / (v->t - v->entry[j] + 1);
+        return scratch;
     case MEMORY_RECENT:
-        score_recent(v, (int)plan->argument, score);
-        break;
+        score_recent(v, (int)plan->argument, scratch);
+        return scratch;
     case MEMORY_FIRST:
-        memcpy(score, v->field[1], (size_t)v->n * sizeof *score);
-        break;
+        return v->field[1];
     default:
-        memcpy(score, f, (size_t)v->n * sizeof *score);
+        return f;
     }
 }

@@ -49,7 +49,7 @@ int mix_check_memory(mix_memory kind, double argument);
 int mix_init(policy_setup *s);
 int mix_fields(const policy_setup *s);
 void mix_observe(const policy_setup *s, const policy_view *v);
-void mix_score(const policy_setup *s, const policy_view *v, double *score);
+const double *mix_score(const policy_setup *s, const policy_view *v, double *scratch);
 
 #define MIX_VERBS .init = mix_init, .fields = mix_fields, .observe = mix_observe, .score = mix_score
 #define MIX_EVIDENCE_WORDS "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|out|loss|fisher|position|random"

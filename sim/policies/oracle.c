@@ -23,9 +23,10 @@ static void observe(const policy_setup *s, const policy_view *v) {
     (void)v;
 }
 
-static void score(const policy_setup *s, const policy_view *v, double *out) {
+static const double *score(const policy_setup *s, const policy_view *v, double *scratch) {
     (void)s;
-    for (int32_t j = 0; j < v->n; j++) out[j] = v->future[v->entry[j]];
+    for (int32_t j = 0; j < v->n; j++) scratch[j] = v->future[v->entry[j]];
+    return scratch;
 }
 
 const policy policy_oracle = {
