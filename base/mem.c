@@ -1,11 +1,14 @@
 #include "base/mem.h"
 #include "base/err.h"
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ALIGN = 64 };
+
+static atomic_size_t handed_out;
 
 void *mem_new(size_t count, size_t size, const char *what) {
     size_t bytes;
@@ -19,7 +22,12 @@ void *mem_new(size_t count, size_t size, const char *what) {
         err_set(ERR_DATA, "%s: out of memory (%zu bytes)", what, bytes);
         return NULL;
     }
+    atomic_fetch_add_explicit(&handed_out, 1, memory_order_relaxed);
     return memset(p, 0, bytes);
+}
+
+size_t mem_handed_out(void) {
+    return atomic_load(&handed_out);
 }
 
 void mem_free(void *p) {

@@ -8,6 +8,8 @@
 /* count * size bytes, zeroed; count * size is checked for overflow. `what` names the thing in the message. */
 void *mem_new(size_t count, size_t size, const char *what);
 void mem_free(void *p); /* accepts NULL */
+/* Blocks handed out so far, by all threads: for tests that nothing is allocated where nothing should be. */
+size_t mem_handed_out(void);
 
 /* A copy of `text` (or of its first n bytes), NUL-terminated, owned by the caller. */
 char *mem_string(const char *text);
