@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { COLUMNS_A_TASK = 256 };
+enum { COLUMNS_A_TASK = 256, REPLAYS_A_TASK = 8 };
 
 static const float *row_of(const pass *w, int head, int32_t r) {
     return w->rows + ((size_t)head * (size_t)w->n_rows + (size_t)r) * w->row_stride;
@@ -292,20 +292,27 @@ static void offer(const pass *w, run *r, int unit, int32_t row) {
                  f->wanted ? after_row(w, f, place, row) : NULL);
 }
 
+/* One row for one unit of a configuration. */
+static void replay_row(pass *w, const task *k, int32_t row) {
+    run *r = k->r;
+    bool whole = r->c->unit_layer;
+    int n = whole ? w->m->n_head : w->group, h0 = whole ? 0 : k->unit * w->group;
+    const float *heads[n];
+    for (int h = 0; h < n; h++) heads[h] = row_of(w, h0 + h, row);
+    if (r->c->setup.needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) offer(w, r, k->unit, row);
+    replay_step(r->replay[k->unit], w->row0 + row, heads, &w->facts[w->row0 + row]);
+}
+
+/* A few configurations go through the tile side by side, so that a row is in the first-level cache for all but one. */
 static int replay_task(void *context, size_t index, int worker) {
     (void)worker;
     pass *w = context;
-    run *r = w->tasks[index].r;
-    int unit = w->tasks[index].unit, n = r->c->unit_layer ? w->m->n_head : w->group;
-    int h0 = r->c->unit_layer ? 0 : unit * w->group;
-    unsigned needs = r->c->setup.needs;
-    const float *heads[n];
-    for (int32_t row = 0; row < w->n_rows; row++) {
-        for (int h = 0; h < n; h++) heads[h] = row_of(w, h0 + h, row);
-        if (needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) offer(w, r, unit, row);
-        replay_step(r->replay[unit], w->row0 + row, heads, &w->facts[w->row0 + row]);
-    }
-    replay_range(r->replay[unit], &r->first_missing[unit], &r->left_end[unit]);
+    const task *from = w->tasks + index * REPLAYS_A_TASK, *end = w->tasks + w->n_tasks;
+    if (end - from > REPLAYS_A_TASK) end = from + REPLAYS_A_TASK;
+    for (int32_t row = 0; row < w->n_rows; row++)
+        for (const task *k = from; k < end; k++) replay_row(w, k, row);
+    for (const task *k = from; k < end; k++)
+        replay_range(k->r->replay[k->unit], &k->r->first_missing[k->unit], &k->r->left_end[k->unit]);
     return 0;
 }
 
@@ -506,7 +513,7 @@ int layer_work(pass *w, double progress) {
         TRY(read_tile(w, row0));
         TRY(compute_evidence(w));
         TRY(each_column(w, spend_future_task));
-        TRY(pool_run(w->p, w->n_tasks, replay_task, w));
+        TRY(pool_run(w->p, (w->n_tasks + REPLAYS_A_TASK - 1) / REPLAYS_A_TASK, replay_task, w));
         TRY(pool_run(w->p, (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
         TRY(pool_run(w->p, w->n_runs, add_task, w));
         progress_at(progress + (double)(row0 + w->n_rows));

@@ -103,6 +103,9 @@ typedef struct policy {
     /* Number of per-entry arrays. */
     int (*fields)(const policy_setup *s);
     void (*observe)(const policy_setup *s, const policy_view *v);
+    /* The first resident, below n, whose value in the coming row `observe` will look at: what is before is not
+     * computed. NULL = all are. */
+    int32_t (*first_wanted)(const policy_setup *s, const policy_view *v);
     /* The scores of all residents: one of the policy's fields, or computed into `scratch` [n]. Must be finite. */
     const double *(*score)(const policy_setup *s, const policy_view *v, double *scratch);
 } policy;

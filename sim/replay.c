@@ -50,8 +50,8 @@ static replay *carve(const sim_config *c, int32_t n_tokens, void *block, size_t 
     replay made = {.c = c, .n_tokens = n_tokens, .capacity = capacity, .n_fields = n_fields};
     made.entry = mem_carve(&m, padded, sizeof *made.entry);
     made.mask = mem_carve(&m, capacity ? mask_blocks(n_tokens) : 0, sizeof *made.mask);
-    made.row = mem_carve(&m, padded, sizeof *made.row);
-    made.scratch = mem_carve(&m, 4 * (padded + KERNEL_LANES), sizeof *made.scratch); /* see kernels.h */
+    made.row = mem_carve(&m, padded + KERNEL_LANES, sizeof *made.row); /* see kernels.h */
+    made.scratch = mem_carve(&m, 4 * padded, sizeof *made.scratch);
     made.score = mem_carve(&m, padded, sizeof *made.score);
     made.victim = mem_carve(&m, padded, sizeof *made.victim);
     made.field = mem_carve(&m, (size_t)n_fields, sizeof *made.field);
@@ -306,7 +306,9 @@ void replay_step(replay *r, int32_t t, const float *const *heads, const replay_f
         .kv_head = r->unit.kv_head,
     };
     if (c->setup.needs & NEEDS_ROW) {
-        kernels()->resident_row(heads, r->unit.n_head, r->entry, r->mask, (size_t)r->n, c->take_max, r->scratch,
+        const policy *p = c->setup.policy;
+        size_t from = p->first_wanted ? (size_t)p->first_wanted(&c->setup, &v) : 0;
+        kernels()->resident_row(heads, r->unit.n_head, r->entry, r->mask, (size_t)r->n, from, c->take_max, r->scratch,
                                 r->row);
         v.row = r->row;
     }

@@ -426,103 +426,133 @@ static void blend(double *f, const float *a, double keep, double gain, double fa
 
 enum { HEADS_AT_ONCE = 4 };
 
-/* Where one head's attention on the residents stands: whole blocks may be stored behind its last value. */
-INLINE size_t part_size(size_t n) {
-    return kernel_pad(n) + LANES;
-}
-
-INLINE void gather_by_index(const float *const *heads, const int count, const int32_t *entry, size_t n, float *out) {
+/* Some heads of the unit: what their row over the residents is made from. */
+typedef struct residents {
     const float *head[HEADS_AT_ONCE];
-    size_t j = 0;
-    for (int h = 0; h < count; h++) head[h] = heads[h];
-    for (; j + LANES <= n; j += LANES)
-        for (int h = 0; h < count; h++) store(out + (size_t)h * part_size(n) + j, gather16(head[h], entry + j));
-    for (int h = 0; h < count && j < n; h++)
-        store(out + (size_t)h * part_size(n) + j, gather_some(head[h], entry + j, n - j));
+    const int32_t *entry;
+    const uint16_t *mask;
+    size_t n, from; /* residents; the first whose value is wanted */
+    int take_max;
+    bool first; /* nothing is in the row yet */
+    double share;
+} residents;
+
+/* Picking by index takes some 22 cycles a head and 16 residents, walking over all entries by mask some 2 a head and 16
+ * entries. The choice must not hang on the processor: the two sum in another order. */
+INLINE bool is_dense(const residents *r) {
+    return (size_t)r->entry[r->n - 1] < r->n * 10;
 }
 
+INLINE void invert(const residents *r, const int count, const v16f *acc, v16f *inverse) {
+    for (int h = 0; h < count; h++) {
+        double mass = total(acc[h]);
+        inverse[h] = splat(mass >= LEAST_MASS ? (float)(1.0 / (mass * r->share)) : 0.0f);
+    }
+}
+
+INLINE v16f join(v16f a, v16f b, int take_max) {
+    return take_max ? select16(b > a, b, a) : a + b;
+}
+
+/* By mask: lanes of block b, 0 where no resident is. Of the last block only its residents are read. */
+INLINE v16f masked_block(const float *head, const uint16_t *mask, size_t b, bool last) {
 #if defined(__AVX512F__)
-/* Picking by index takes some 22 cycles a block of residents, walking over all entries some 3 a block of entries. */
-INLINE bool is_dense(const int32_t *entry, size_t n) {
-    return (size_t)entry[n - 1] * 7 < n * 22;
-}
-INLINE void gather_by_mask(const float *const *heads, const int count, const uint16_t *mask, const int32_t *entry,
-                           size_t n, float *out) {
-    size_t blocks = (size_t)entry[n - 1] / LANES + 1, j = 0;
-    const float *head[HEADS_AT_ONCE];
-    for (int h = 0; h < count; h++) head[h] = heads[h];
-    for (size_t b = 0; b < blocks; b++) {
-        mask16 m = mask[b];
-        if (!m) continue;
-        for (int h = 0; h < count; h++)
-            _mm512_storeu_ps(out + (size_t)h * part_size(n) + j,
-                             _mm512_maskz_compress_ps(m, _mm512_maskz_loadu_ps(m, head[h] + b * LANES)));
-        j += (size_t)__builtin_popcount(m);
-    }
-    for (int h = 0; h < count; h++) _mm512_storeu_ps(out + (size_t)h * part_size(n) + n, _mm512_setzero_ps());
-}
+    (void)last;
+    return (v16f)_mm512_maskz_loadu_ps(mask[b], head + b * LANES);
 #else
-INLINE bool is_dense(const int32_t *entry, size_t n) {
-    (void)entry, (void)n;
-    return false;
-}
-INLINE void gather_by_mask(const float *const *heads, const int count, const uint16_t *mask, const int32_t *entry,
-                           size_t n, float *out) {
-    (void)mask;
-    gather_by_index(heads, count, entry, n, out);
-}
+    typedef float v16f_anywhere __attribute__((vector_size(64), aligned(4)));
+    v16f v = {0};
+    if (last) {
+        for (int l = 0; l < LANES; l++)
+            if (mask[b] >> l & 1) v[l] = head[b * LANES + (size_t)l];
+        return v;
+    }
+    v16i there = (splat_i(mask[b]) >> lane_number) & splat_i(1);
+    return (v16f)((v16i)(v16f) * (const v16f_anywhere *)(head + b * LANES) & -there);
 #endif
-
-/* The attention of `count` heads on the residents, each into its part of `out`, and their masses. */
-INLINE void gather_heads(const float *const *heads, const int count, const int32_t *entry, const uint16_t *mask,
-                         size_t n, float *out, double *mass) {
-    v16f acc[HEADS_AT_ONCE];
-    if (is_dense(entry, n)) gather_by_mask(heads, count, mask, entry, n, out);
-    else gather_by_index(heads, count, entry, n, out);
-    for (int h = 0; h < count; h++) acc[h] = splat(0.0f);
-    for (size_t j = 0; j < n; j += LANES)
-        for (int h = 0; h < count; h++) acc[h] += load(out + (size_t)h * part_size(n) + j);
-    for (int h = 0; h < count; h++) mass[h] = total(acc[h]);
 }
 
-/* row = (the heads before +) `count` heads, each divided by its mass and by `share`. */
-INLINE void join_heads(const float *a, const double *mass, const int count, size_t n, bool first, int take_max,
-                       int share, float *row) {
-    v16f inverse[HEADS_AT_ONCE];
-    for (int h = 0; h < count; h++) inverse[h] = splat(mass[h] >= LEAST_MASS ? (float)(1.0 / (mass[h] * share)) : 0.0f);
-    for (size_t j = 0; j < n; j += LANES) {
-        v16f sum = first ? load(a + j) * inverse[0] : load(row + j);
-        for (int h = first; h < count; h++) {
-            v16f v = load(a + (size_t)h * part_size(n) + j) * inverse[h];
-            sum = take_max ? select16(v > sum, v, sum) : sum + v;
-        }
-        store(row + j, sum);
+/* Append the lanes of `m` to row[j ..] (or join them with what is there); whole vectors may be stored behind them. */
+INLINE size_t append_lanes(v16f v, uint16_t m, const residents *r, float *row, size_t j) {
+#if defined(__AVX512F__)
+    v16f packed = (v16f)_mm512_maskz_compress_ps(m, (__m512)v);
+    if (!r->first) packed = join((v16f)_mm512_loadu_ps(row + j), packed, r->take_max);
+    _mm512_storeu_ps(row + j, (__m512)packed);
+    return j + (size_t)__builtin_popcount(m);
+#else
+    for (; m; m &= (uint16_t)(m - 1), j++) {
+        float x = v[__builtin_ctz(m)];
+        if (r->first) row[j] = x;
+        else if (!r->take_max) row[j] += x;
+        else if (x > row[j]) row[j] = x;
+    }
+    return j;
+#endif
+}
+
+INLINE void rows_by_mask(const residents *r, const int count, float *row) {
+    size_t end = (size_t)r->entry[r->n - 1] / LANES, begin = (size_t)r->entry[r->from] / LANES, j = r->from;
+    v16f acc[HEADS_AT_ONCE], inverse[HEADS_AT_ONCE];
+    for (int h = 0; h < count; h++) acc[h] = splat(0.0f);
+    for (size_t b = 0; b <= end; b++)
+        for (int h = 0; h < count; h++) acc[h] += masked_block(r->head[h], r->mask, b, b == end);
+    invert(r, count, acc, inverse);
+    for (size_t b = begin; b <= end; b++) {
+        uint16_t m = r->mask[b];
+        if (b == begin) m &= (uint16_t)(0xffffu << r->entry[r->from] % LANES);
+        if (!m) continue;
+        v16f v = masked_block(r->head[0], r->mask, b, b == end) * inverse[0];
+        for (int h = 1; h < count; h++)
+            v = join(v, masked_block(r->head[h], r->mask, b, b == end) * inverse[h], r->take_max);
+        j = append_lanes(v, m, r, row, j);
     }
 }
 
-INLINE void some_heads(const float *const *heads, const int count, const int32_t *entry, const uint16_t *mask, size_t n,
-                       int take_max, bool first, int share, float *scratch, float *row) {
-    double mass[HEADS_AT_ONCE];
-    gather_heads(heads, count, entry, mask, n, scratch, mass);
-    join_heads(scratch, mass, count, n, first, take_max, share, row);
+/* By index: each head's values are gathered into its part of `scratch` for its mass, then joined. */
+INLINE void rows_by_index(const residents *r, const int count, float *scratch, float *row) {
+    size_t padded = kernel_pad(r->n), j = 0;
+    v16f acc[HEADS_AT_ONCE], inverse[HEADS_AT_ONCE];
+    for (int h = 0; h < count; h++) acc[h] = splat(0.0f);
+    for (; j < r->n; j += LANES)
+        for (int h = 0; h < count; h++) {
+            bool whole = j + LANES <= r->n;
+            v16f v = whole ? gather16(r->head[h], r->entry + j) : gather_some(r->head[h], r->entry + j, r->n - j);
+            store(scratch + (size_t)h * padded + j, v);
+            acc[h] += v;
+        }
+    invert(r, count, acc, inverse);
+    for (j = r->from / LANES * LANES; j < r->n; j += LANES) {
+        v16f v = load(scratch + j) * inverse[0];
+        for (int h = 1; h < count; h++) v = join(v, load(scratch + (size_t)h * padded + j) * inverse[h], r->take_max);
+        store(row + j, r->first ? v : join(load(row + j), v, r->take_max));
+    }
+}
+
+INLINE void some_heads(const residents *r, const int count, float *scratch, float *row) {
+    if (is_dense(r)) rows_by_mask(r, count, row);
+    else rows_by_index(r, count, scratch, row);
 }
 
 static void resident_row(const float *const *heads, int n_head, const int32_t *entry, const uint16_t *mask, size_t n,
-                         int take_max, float *scratch, float *row) {
-    int share = take_max ? 1 : n_head;
+                         size_t from, int take_max, float *scratch, float *row) {
+    residents r = {.entry = entry, .mask = mask, .n = n, .from = from, .take_max = take_max};
+    r.share = take_max ? 1 : n_head;
     for (int h = 0; h < n_head; h += HEADS_AT_ONCE) {
-        switch (n_head - h) {
+        int count = n_head - h < HEADS_AT_ONCE ? n_head - h : HEADS_AT_ONCE;
+        for (int k = 0; k < count; k++) r.head[k] = heads[h + k];
+        r.first = h == 0;
+        switch (count) {
         case 1:
-            some_heads(heads + h, 1, entry, mask, n, take_max, h == 0, share, scratch, row);
+            some_heads(&r, 1, scratch, row);
             break;
         case 2:
-            some_heads(heads + h, 2, entry, mask, n, take_max, h == 0, share, scratch, row);
+            some_heads(&r, 2, scratch, row);
             break;
         case 3:
-            some_heads(heads + h, 3, entry, mask, n, take_max, h == 0, share, scratch, row);
+            some_heads(&r, 3, scratch, row);
             break;
         default:
-            some_heads(heads + h, HEADS_AT_ONCE, entry, mask, n, take_max, h == 0, share, scratch, row);
+            some_heads(&r, HEADS_AT_ONCE, scratch, row);
         }
     }
 }

@@ -68,11 +68,12 @@ typedef struct kernel_table {
     void (*blend)(double *f, const float *a, double keep, double gain, double factor, size_t n);
 
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
-     * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max. A head whose
-     * resident mass is 0 (below 2^-126) contributes 0. row has room for pad(n), scratch for 4 (pad(n) + 16). The
-     * residents come twice: n >= 1 ascending entries, and bit i % 16 of mask[i / 16] for each. heads: any alignment. */
+     * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max; for j >= from, what
+     * is before need not be set. A head whose resident mass is 0 (below 2^-126) contributes 0. The residents come
+     * twice: n > from ascending entries, and bit i % 16 of mask[i / 16] for each. heads: entries up to the last
+     * resident, any alignment. row has room for pad(n) + 16, scratch for 4 pad(n). */
     void (*resident_row)(const float *const *heads, int n_head, const int32_t *entry, const uint16_t *mask, size_t n,
-                         int take_max, float *scratch, float *row);
+                         size_t from, int take_max, float *scratch, float *row);
 } kernel_table;
 
 /* The best table this processor runs; KVLAG_KERNELS=portable|avx2|avx512 in the environment asks for a lower one (an

@@ -181,6 +181,14 @@ static int32_t first_open(const policy_view *v, double lag) {
     return j;
 }
 
+/* first:L has closed its sums over older entries; the newest one's own row counts until the next comes. */
+int32_t mix_first_wanted(const policy_setup *s, const policy_view *v) {
+    const mix_plan *plan = plan_in(s);
+    if (plan->memory != MEMORY_FIRST || plan->evidence == EVIDENCE_FOCUS) return 0;
+    int32_t j = first_open(v, plan->argument);
+    return j < v->n ? j : v->n - 1;
+}
+
 void mix_observe(const policy_setup *s, const policy_view *v) {
     const mix_plan *plan = plan_in(s);
     double *f = v->field[0], x = plan->argument;

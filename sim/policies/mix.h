@@ -49,7 +49,9 @@ int mix_check_memory(mix_memory kind, double argument);
 int mix_init(policy_setup *s);
 int mix_fields(const policy_setup *s);
 void mix_observe(const policy_setup *s, const policy_view *v);
+int32_t mix_first_wanted(const policy_setup *s, const policy_view *v);
 const double *mix_score(const policy_setup *s, const policy_view *v, double *scratch);
 
-#define MIX_VERBS .init = mix_init, .fields = mix_fields, .observe = mix_observe, .score = mix_score
+#define MIX_VERBS \
+    .init = mix_init, .fields = mix_fields, .observe = mix_observe, .first_wanted = mix_first_wanted, .score = mix_score
 #define MIX_EVIDENCE_WORDS "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|out|loss|fisher|position|random"
