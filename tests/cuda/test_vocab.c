@@ -216,6 +216,10 @@ static void values_that_are_not_finite_are_reported(void **state) {
         bad = 1; /* of an earlier call */
         assert_int_equal(k_vocab_stats(dev, x, ld, ROWS, n, target, &s, &bad), 0);
         assert_int_equal(bad, 1);
+        bad = INT32_MAX;
+        s.row0 = 1024; /* rows of a later tile */
+        assert_int_equal(k_vocab_stats(dev, x, ld, ROWS, n, target, &s, &bad), 0);
+        assert_int_equal(bad, 1026);
         stats_free(&s);
         mem_free(x);
     }

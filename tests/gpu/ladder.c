@@ -382,7 +382,7 @@ static int steps(ladder *l) {
 
 static int take_stats(ladder *l, vocab_stats *s) {
     size_t rows = l->logit_rows;
-    s->k = (int)(l->vocab < TOPK ? l->vocab : TOPK);
+    *s = (vocab_stats){.k = (int)(l->vocab < TOPK ? l->vocab : TOPK)};
     TRY(take(l, rows * sizeof(float), &s->target_logprob));
     TRY(take(l, rows, &s->correct));
     TRY(take(l, rows * sizeof(float), &s->entropy));

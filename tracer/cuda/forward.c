@@ -424,6 +424,7 @@ int cuda_logits_tile(cuda_run *r, size_t row, size_t n) {
     const float *hidden = (const float *)r->normed + row * r->ld_x;
     TRY(device_busy_begin(d, STREAM_COMPUTE));
     TRY(cuda_logits(r->s, hidden, r->ld_x, n, r->logits, r->ld_logits));
+    r->stats.row0 = (int32_t)row;
     if (r->sink->stats || r->gradients)
         TRY(k_vocab_stats(d, r->logits, r->ld_logits, n, (size_t)r->s->m->n_vocab, r->target + row, &r->stats,
                           r->bad + r->s->m->n_layer));
@@ -456,17 +457,15 @@ int cuda_forward(backend_state *s, const int32_t *tokens, int32_t n, const int32
 }
 
 int cuda_project(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out) {
-    size_t ld = kernel_pad((size_t)s->m->n_embd), ld_logits = kernel_pad((size_t)s->m->n_vocab);
+    size_t ld_logits = kernel_pad((size_t)s->m->n_vocab), values = n ? (n - 1) * stride + (size_t)s->m->n_embd : 0;
     arena a = {0};
     void *memory;
     device_at(s->d, "logits of %zu rows", n);
-    TRY(device_new(s->d, n * (ld + ld_logits) * sizeof(float) + 512, "logits", &memory));
+    TRY(device_new(s->d, n * (stride + ld_logits) * sizeof(float) + 512, "logits", &memory));
     a.base = memory;
-    float *in = arena_take(&a, n * ld, sizeof *in), *logits = arena_take(&a, n * ld_logits, sizeof *logits);
-    int code = 0;
-    for (size_t r = 0; r < n && !code; r++)
-        code = device_to(s->d, STREAM_COMPUTE, in + r * ld, hidden + r * stride, (size_t)s->m->n_embd * sizeof *in);
-    if (!code) code = cuda_logits(s, in, ld, n, logits, ld_logits);
+    float *in = arena_take(&a, n * stride, sizeof *in), *logits = arena_take(&a, n * ld_logits, sizeof *logits);
+    int code = device_to(s->d, STREAM_COMPUTE, in, hidden, values * sizeof *in);
+    if (!code) code = cuda_logits(s, in, stride, n, logits, ld_logits);
     if (!code)
         code = device_from_rows(s->d, STREAM_COMPUTE, out, stride_out * sizeof *out, logits, ld_logits * sizeof *out,
                                 (size_t)s->m->n_vocab * sizeof *out, n);

@@ -122,7 +122,7 @@ int k_pack_gradients(device *d, const head_shape *s, const float *d_o, size_t ld
 /* What the trace keeps of `rows` rows of logits: log probability of target[r] (-1: none, left alone), whether the most
  * likely id (the lowest of equal ones) is the target, entropy in nats, the k most likely ids with their log
  * probabilities (largest first, ties to the lower id; k >= 1), and the normaliser. Logits that are not finite: *bad
- * becomes min(*bad, r). */
+ * becomes min(*bad, row0 + r). */
 typedef struct vocab_stats {
     float *target_logprob; /* [rows] */
     uint8_t *correct;      /* [rows] */
@@ -131,6 +131,7 @@ typedef struct vocab_stats {
     float *topk_logprob;   /* [rows][k] */
     float *lse;            /* [rows] */
     int k;
+    int32_t row0; /* the first row's number, for *bad */
 } vocab_stats;
 int k_vocab_stats(device *d, const float *logits, size_t ld, size_t rows, size_t n_vocab, const int32_t *target,
                   const vocab_stats *out, int32_t *bad);

@@ -186,7 +186,7 @@ static __global__ void vocab_stats_row(const float *logits, size_t ld, size_t n,
     const float *row = logits + r * ld;
     running mine = run_over(row, n);
     if (__syncthreads_or(mine.bad)) {
-        if (threadIdx.x == 0) atomicMin(bad, (int32_t)r);
+        if (threadIdx.x == 0) atomicMin(bad, out.row0 + (int32_t)r);
         return;
     }
     float max = block_max(mine.max);
