@@ -30,7 +30,7 @@ typedef struct cuda_back {
     float *common;    /* [logit_rows][ld_x] p times the output matrix */
     float *label_row; /* [logit_rows][ld_x] */
     int32_t *label;   /* [sets][T], -1 where the loss does not count */
-    double *u;        /* [n_samples][logit_rows] */
+    double *u;        /* [T][n_samples] in tiles: of the n rows from `row` on, [n_samples][n] at u + row * n_samples */
     uint8_t *counted; /* [T] */
     void *memory;
     double *host_u; /* as u */
@@ -61,7 +61,7 @@ static void carve(cuda_back *b, arena *a) {
     b->common = arena_take(a, r->logit_rows * r->ld_x, sizeof(float));
     b->label_row = arena_take(a, r->logit_rows * r->ld_x, sizeof(float));
     b->label = arena_take(a, rows, sizeof *b->label);
-    b->u = arena_take(a, (b->sets - 1) * r->logit_rows, sizeof *b->u);
+    b->u = arena_take(a, (b->sets - 1) * r->T, sizeof *b->u);
     b->counted = arena_take(a, r->T, 1);
 }
 
@@ -73,7 +73,7 @@ static int back_new(cuda_back *b) {
     TRY(device_new(r->s->d, size.used, "gradients", &b->memory));
     arena place = {.base = b->memory};
     carve(b, &place);
-    b->host_u = mem_new((b->sets - 1) * r->logit_rows, sizeof *b->host_u, "labels");
+    b->host_u = mem_new((b->sets - 1) * r->T, sizeof *b->host_u, "labels");
     b->host_label = mem_new(b->sets * r->T, sizeof *b->host_label, "labels");
     if (!b->host_u || !b->host_label) return ERR_DATA;
     TRY(device_fill(r->s->d, STREAM_COMPUTE, b->d_x, 0, b->sets * r->T * r->ld_x * sizeof *b->d_x));
@@ -103,16 +103,22 @@ static int known_labels(cuda_back *b) {
     return device_to(r->s->d, STREAM_COMPUTE, b->label, b->host_label, b->sets * r->T * sizeof *b->label);
 }
 
+/* The numbers that all labels are drawn with. */
+static int draw_numbers(cuda_back *b) {
+    const cuda_run *r = &b->run;
+    size_t samples = b->sets - 1;
+    for (size_t row = 0; row < r->T; row += r->logit_rows)
+        for (size_t i = 0, n = least(r->logit_rows, r->T - row); i < samples; i++)
+            for (size_t t = 0; t < n; t++)
+                b->host_u[row * samples + i * n + t] = rng_uniform(
+                    rng_philox(b->plan->seed, (uint32_t)(row + t), (uint32_t)i, b->plan->sequence, LABEL_STREAM).v[0]);
+    return device_to(r->s->d, STREAM_COMPUTE, b->u, b->host_u, samples * r->T * sizeof *b->u);
+}
+
 static int draw_labels(cuda_back *b, size_t row, size_t n) {
     const cuda_run *r = &b->run;
-    const label_plan *plan = b->plan;
-    for (size_t i = 0; i + 1 < b->sets; i++)
-        for (size_t t = 0; t < n; t++)
-            b->host_u[i * n + t] = rng_uniform(
-                rng_philox(plan->seed, (uint32_t)(row + t), (uint32_t)i, plan->sequence, LABEL_STREAM).v[0]);
-    TRY(device_to(r->s->d, STREAM_COMPUTE, b->u, b->host_u, (b->sets - 1) * n * sizeof *b->u));
     return k_vocab_draw(r->s->d, r->logits, r->ld_logits, n, (size_t)r->s->m->n_vocab, r->logit_lse, b->counted + row,
-                        b->u, b->sets - 1, b->label + r->T + row, r->T);
+                        b->u + row * (b->sets - 1), b->sets - 1, b->label + r->T + row, r->T);
 }
 
 /* From a tile of logits to d_x of these steps, all sets. The loss's slope in the logits is p - (1 at the label): the
@@ -148,12 +154,14 @@ static int hand_out_labels(cuda_back *b) {
 
 static int logits_and_back(cuda_back *b) {
     cuda_run *r = &b->run;
+    bool draws = b->sets > 1 && !b->plan->fixed;
     TRY(cuda_hidden(r));
     TRY(known_labels(b));
+    if (draws) TRY(draw_numbers(b));
     for (size_t row = 0; row < r->T; row += r->logit_rows) {
         size_t n = least(r->logit_rows, r->T - row);
         TRY(cuda_logits_tile(r, row, n));
-        if (b->sets > 1 && !b->plan->fixed) TRY(draw_labels(b, row, n));
+        if (draws) TRY(draw_labels(b, row, n));
         TRY(tile_back(b, row, n));
     }
     return hand_out_labels(b);

@@ -19,6 +19,7 @@ enum {
     MIN_ARCH = 75,        /* what this CUDA still serves */
     WORKSPACE = 32 << 20, /* bytes; what cuBLAS advises for Hopper, plenty for the others */
     CHOICES = 256,        /* of algorithms kept, by shape */
+    SPANS = 4096,         /* of a lane that may wait to be summed */
     NAME_MAX_BYTES = 320,
     AT_MAX_BYTES = 160
 };
@@ -279,20 +280,32 @@ void device_unpin(device *d, void *p) {
     give_back(d, p);
 }
 
-int device_to(device *d, device_lane lane, void *to, const void *from, size_t bytes) {
-    CALL(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, d->stream[lane]));
+/* After a copy: wait where the host's memory is not pinned. CUDA says only that it "might be synchronous" then; where
+ * the device reads the host's pages by itself it need not be. */
+static int settle(device *d, device_lane lane, const void *host) {
+    cudaPointerAttributes of;
+    CALL(d, cudaPointerGetAttributes(&of, host));
+    if (of.type == cudaMemoryTypeUnregistered) CALL(d, cudaStreamSynchronize(d->stream[lane]));
     return 0;
 }
 
+int device_to(device *d, device_lane lane, void *to, const void *from, size_t bytes) {
+    if (!bytes) return 0;
+    CALL(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, d->stream[lane]));
+    return settle(d, lane, from);
+}
+
 int device_from(device *d, device_lane lane, void *to, const void *from, size_t bytes) {
+    if (!bytes) return 0;
     CALL(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, d->stream[lane]));
-    return 0;
+    return settle(d, lane, to);
 }
 
 int device_from_rows(device *d, device_lane lane, void *to, size_t ld_to, const void *from, size_t ld_from,
                      size_t width, size_t n) {
+    if (!width || !n) return 0;
     CALL(d, cudaMemcpy2DAsync(to, ld_to, from, ld_from, width, n, cudaMemcpyDeviceToHost, d->stream[lane]));
-    return 0;
+    return settle(d, lane, to);
 }
 
 int device_copy(device *d, device_lane lane, void *to, const void *from, size_t bytes) {
@@ -355,6 +368,7 @@ static int span_new(device *d, span *out) {
 
 int device_busy_begin(device *d, device_lane lane) {
     lane_clock *c = &d->clock[lane];
+    if (c->n == SPANS) device_busy(d, lane); /* waits for the lane, but seldom */
     if (c->n == c->n_made) {
         TRY(mem_grow((void **)&c->spans, &c->capacity, c->n + 1, sizeof *c->spans, "the list of CUDA events"));
         TRY(span_new(d, &c->spans[c->n]));

@@ -23,7 +23,7 @@ struct backend_steps {
     float *keys, *values; /* [n_layer][n][n_kv_head][n_tokens][head_dim] */
     float *probs;         /* [n_layer][n][n_head][ld_rows] */
     void *memory;
-    /* Host memory. */
+    /* Pinned host memory; between steps no copy is under way. */
     int32_t *host_ids, *host_bad, *host_gone;
     float *host_angles, *host_logits;
     float **rows; /* [n], NULL where not wanted */
@@ -83,8 +83,7 @@ static int allocate(backend_steps *st, const bool *wants_rows) {
     carve_host(st, wants_rows, &host_size);
     device_at(st->s->d, "closed loop, %zu copies, %d tokens", st->n, st->n_tokens);
     TRY(device_new(st->s->d, size.used, "caches of all copies", &st->memory));
-    st->block = mem_new(host_size.used, 1, "steps");
-    if (!st->block) return ERR_DATA;
+    TRY(device_pinned(st->s->d, host_size.used, "steps", &st->block));
     carve_device(st, &(arena){.base = st->memory});
     carve_host(st, wants_rows, &(mem_carver){.base = st->block});
     for (size_t i = 0; i < units(st) * (size_t)st->n_tokens; i++) st->host_gone[i] = INT32_MAX;
@@ -116,7 +115,7 @@ int cuda_steps_new(backend_state *s, size_t n, const bool *wants_rows, int32_t n
 void cuda_steps_free(backend_steps *st) {
     if (!st) return;
     device_release(st->s->d, st->memory);
-    mem_free(st->block);
+    device_unpin(st->s->d, st->block);
     mem_free(st);
 }
 
