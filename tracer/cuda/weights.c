@@ -270,9 +270,11 @@ static int fetch(backend_state *s, int layer) {
     stage *g = &s->w->stage[layer & 1];
     if (g->layer == layer) return 0;
     if (g->layer >= 0) TRY(device_wait(s->d, STREAM_COPY, g->used));
-    g->layer = layer;
+    g->layer = -1;
     TRY(device_to(s->d, STREAM_COPY, g->raw, s->w->raw[layer].raw, s->w->raw[layer].bytes));
-    return device_mark_set(s->d, g->copied, STREAM_COPY);
+    TRY(device_mark_set(s->d, g->copied, STREAM_COPY));
+    g->layer = layer;
+    return 0;
 }
 
 /* The layer's blocks into the buffer that holds one layer. */
@@ -289,8 +291,10 @@ static int unpack(backend_state *s, int layer, const char *raw) {
 
 static int make_ready(backend_state *s, int layer, int next) {
     cuda_weights *w = s->w;
-    if (w->way == BLOCKS && w->ready != layer) TRY(unpack(s, layer, w->raw[layer].raw));
-    if (w->way == OFFLOAD && w->ready != layer) {
+    bool there = w->ready == layer;
+    w->ready = -1; /* until all has been ordered */
+    if (w->way == BLOCKS && !there) TRY(unpack(s, layer, w->raw[layer].raw));
+    if (w->way == OFFLOAD && !there) {
         stage *g = &w->stage[layer & 1];
         TRY(fetch(s, layer));
         TRY(device_wait(s->d, STREAM_COMPUTE, g->copied));
