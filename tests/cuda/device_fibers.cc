@@ -1,9 +1,10 @@
 /* The device seam on the CPU: malloc, memcpy, OpenBLAS. Device memory is plain host memory that begins as NaNs, so that
  * what is read before it was written shows.
  *
- * Work on the compute lane is done at once. The copy lane is as late as it may be: its work waits until something
- * that was ordered behind it, by mark, needs it, so that a forgotten device_wait shows. What a caller may never do ends
- * the process with a line on stderr.
+ * Work on one lane is done at once. The other is as late as it may be: its work waits until something that was ordered
+ * behind it, by mark, needs it, so that a forgotten device_wait shows, or host memory that is used again too early. The
+ * late one is the copy lane, so that tests of kernels find results at once; KVLAG_FIBERS_LATE=compute turns it round.
+ * What a caller may never do ends the process with a line on stderr.
  *
  * Environment, for tests of what a real device may answer:
  *   KVLAG_FIBERS_ABSENT     set: there is no device
@@ -31,7 +32,7 @@ extern "C" {
 struct device_mark {
     device *owner;
     device_lane lane;
-    size_t position; /* work of the copy lane that comes before; 0 where nothing was set */
+    size_t position; /* work of the lane that comes before; 0 where nothing was set */
 };
 
 struct device {
@@ -39,8 +40,9 @@ struct device {
     std::string at;
     std::map<void *, size_t> blocks, pinned; /* bytes by address */
     std::map<std::string, size_t> launches;
-    std::queue<std::function<void()>> later; /* of the copy lane */
-    size_t done;                             /* work of the copy lane so far */
+    device_lane late;
+    std::queue<std::function<void()>> later[N_STREAMS];
+    size_t done[N_STREAMS]; /* work of the lane so far */
     double busy[N_STREAMS], since[N_STREAMS];
     bool open[N_STREAMS]; /* between device_busy_begin and device_busy_end */
 };
@@ -67,7 +69,9 @@ int device_open(const char *index, device **out) {
     const char *memory = getenv("KVLAG_FIBERS_MEMORY");
     if (openblas_get_num_threads() != 1) openblas_set_num_threads(1);
     device *d = new device();
+    const char *late = getenv("KVLAG_FIBERS_LATE");
     d->memory = memory ? strtoull(memory, nullptr, 10) : (size_t)4 << 30;
+    d->late = late && !strcmp(late, "compute") ? STREAM_COMPUTE : STREAM_COPY;
     *out = d;
     return 0;
 }
@@ -174,28 +178,29 @@ void device_unpin(device *d, void *p) {
 
 /* ---- order ------------------------------------------------------------------------------------------------------ */
 
-/* The copy lane, up to a position. */
-static void catch_up(device *d, size_t position) {
-    while (d->done < position) {
-        d->later.front()();
-        d->later.pop();
-        d->done++;
+/* A lane, up to a position. What waits for the other lane calls this, too. */
+static void catch_up(device *d, device_lane lane, size_t position) {
+    while (d->done[lane] < position) {
+        d->later[lane].front()();
+        d->later[lane].pop();
+        d->done[lane]++;
     }
 }
 
-static size_t ordered(const device *d) {
-    return d->done + d->later.size();
+static size_t ordered(const device *d, device_lane lane) {
+    return d->done[lane] + d->later[lane].size();
 }
 
 /* Order work on a lane. `must_wait`: as for copies from and to host memory that is not pinned. */
 static int order(device *d, device_lane lane, bool must_wait, std::function<void()> work) {
-    if (lane == STREAM_COMPUTE) {
-        work();
-        return 0;
-    }
-    d->later.push(work);
-    if (must_wait) catch_up(d, ordered(d));
+    d->later[lane].push(work);
+    if (must_wait || lane != d->late) catch_up(d, lane, ordered(d, lane));
     return 0;
+}
+
+void fibers_order(device *d, std::function<void()> work);
+void fibers_order(device *d, std::function<void()> work) {
+    order(d, STREAM_COMPUTE, false, work);
 }
 
 int device_mark_new(device *d, device_mark **out) {
@@ -210,23 +215,31 @@ void device_mark_free(device_mark *m) {
 int device_mark_set(device *d, device_mark *m, device_lane lane) {
     if (m->owner != d) misuse("device_mark_set with another device's mark");
     m->lane = lane;
-    m->position = ordered(d);
+    m->position = ordered(d, lane);
     return 0;
+}
+
+static void own(const device *d, const device_mark *m) {
+    if (m->owner != d) misuse("device_wait or device_reach with another device's mark");
 }
 
 /* A mark that was never set holds nobody up, as in CUDA. */
 int device_reach(device *d, const device_mark *m) {
-    if (m->owner != d) misuse("device_wait or device_reach with another device's mark");
-    if (m->lane == STREAM_COPY) catch_up(d, m->position);
+    own(d, m);
+    catch_up(d, m->lane, m->position);
     return 0;
 }
 
+/* For the point where the mark is now: to set it anew changes nothing. */
 int device_wait(device *d, device_lane lane, const device_mark *m) {
-    return lane == STREAM_COMPUTE ? device_reach(d, m) : 0; /* compute is never behind */
+    own(d, m);
+    device_lane of = m->lane;
+    size_t position = m->position;
+    return of == lane ? 0 : order(d, lane, false, [=] { catch_up(d, of, position); });
 }
 
 int device_sync(device *d) {
-    catch_up(d, ordered(d));
+    for (device_lane lane : {STREAM_COMPUTE, STREAM_COPY}) catch_up(d, lane, ordered(d, lane));
     return 0;
 }
 
@@ -322,16 +335,8 @@ static std::vector<float> from_bf16(const void *p, size_t ld, size_t rows, size_
     return out;
 }
 
-int device_multiply(device *d, const device_product *p) {
-    if (p->rows == 0 || p->cols == 0) return 0;
+static void multiply(const device_product *p) {
     size_t b_rows = p->back ? p->inner : p->cols, b_cols = p->back ? p->cols : p->inner;
-    if (p->lda < p->inner || p->ldb < b_cols || p->ldo < p->cols)
-        misuse("device_multiply: a stride is less than a row");
-    if (p->inner) {
-        on_device(d, p->a, ((p->rows - 1) * p->lda + p->inner) * dtype_size(p->type), "device_multiply: a");
-        on_device(d, p->b, ((b_rows - 1) * p->ldb + b_cols) * dtype_size(p->type), "device_multiply: b");
-    }
-    on_device(d, p->out, ((p->rows - 1) * p->ldo + p->cols) * sizeof(float), "device_multiply: out");
     const float *a = (const float *)p->a, *b = (const float *)p->b;
     size_t lda = p->lda, ldb = p->ldb;
     std::vector<float> a_wide, b_wide;
@@ -346,5 +351,17 @@ int device_multiply(device *d, const device_product *p) {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, p->back ? CblasNoTrans : CblasTrans, (blasint)p->rows, (blasint)p->cols,
                 (blasint)p->inner, 1.0f, a, (blasint)lda, b, (blasint)ldb, p->accumulate ? 1.0f : 0.0f, p->out,
                 (blasint)p->ldo);
-    return 0;
+}
+
+int device_multiply(device *d, const device_product *p) {
+    if (p->rows == 0 || p->cols == 0) return 0;
+    size_t b_rows = p->back ? p->inner : p->cols, b_cols = p->back ? p->cols : p->inner;
+    if (p->lda < p->inner || p->ldb < b_cols || p->ldo < p->cols)
+        misuse("device_multiply: a stride is less than a row");
+    if (p->inner) {
+        on_device(d, p->a, ((p->rows - 1) * p->lda + p->inner) * dtype_size(p->type), "device_multiply: a");
+        on_device(d, p->b, ((b_rows - 1) * p->ldb + b_cols) * dtype_size(p->type), "device_multiply: b");
+    }
+    on_device(d, p->out, ((p->rows - 1) * p->ldo + p->cols) * sizeof(float), "device_multiply: out");
+    return order(d, STREAM_COMPUTE, false, [product = *p] { multiply(&product); });
 }

@@ -6,6 +6,7 @@
 
 #ifdef KVLAG_FIBERS
 #include "tests/cuda/fibers.h"
+#include <functional>
 #else
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -35,13 +36,26 @@ static __device__ inline float of_f16(uint16_t h) {
 }
 #endif
 
+#ifdef KVLAG_FIBERS
+/* Order work on the compute lane (tests/cuda/device_fibers.cc). */
+void fibers_order(device *d, std::function<void()> work);
+/* Arguments are taken now, as by CUDA, whenever the kernel runs. */
+template <typename KERNEL, typename... ARGUMENTS>
+static void fibers_launch(device *d, dim3 grid, dim3 block, fibers_site at, KERNEL kernel, ARGUMENTS... of) {
+    auto body = [=] { kernel(of...); };
+    fibers_order(d, [=] { fibers_run(grid, block, body, at.file, at.function, at.line); });
+}
+#endif
+
 /* Run `kernel` over a grid on the compute stream; an error names kernel, file, line and grid. Gives 0 or ERR_DATA:
  *
  *     return LAUNCH(d, norm_rows, dim3(rows), dim3(256), x, weight, n);
  */
 #ifdef KVLAG_FIBERS
 #define LAUNCH(d, kernel, grid, block, ...)                                                                           \
-    (fibers_run((grid), (block), [=] { kernel(__VA_ARGS__); }), device_launched((d), #kernel, __FILE__, __LINE__))
+    (fibers_launch((d), (grid), (block), {__FILE__, __func__, __LINE__}, [](auto... of) { kernel(of...); },            \
+                   __VA_ARGS__),                                                                                       \
+     device_launched((d), #kernel, __FILE__, __LINE__))
 #else
 #define LAUNCH(d, kernel, grid, block, ...)                                                                           \
     (kernel<<<(grid), (block), 0, (cudaStream_t)device_stream((d), STREAM_COMPUTE)>>>(__VA_ARGS__),                    \
