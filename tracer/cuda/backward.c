@@ -161,8 +161,10 @@ static int logits_and_back(cuda_back *b) {
     for (size_t row = 0; row < r->T; row += r->logit_rows) {
         size_t n = least(r->logit_rows, r->T - row);
         TRY(cuda_logits_tile(r, row, n));
+        TRY(device_busy_begin(r->s->d, STREAM_COMPUTE));
         if (draws) TRY(draw_labels(b, row, n));
         TRY(tile_back(b, row, n));
+        TRY(device_busy_end(r->s->d, STREAM_COMPUTE));
     }
     return hand_out_labels(b);
 }
