@@ -389,9 +389,11 @@ static void estimate_head(pass *w, int head, int32_t from, int32_t to, int worke
     }
 }
 
-/* One kv head, some rows of the tile: each row is prepared once and priced for every configuration. */
+/* Task 0 reads ahead for the next tile, beside the others. The others: one kv head, some rows of the tile; each row is
+ * prepared once and priced for every configuration. */
 static int estimate_task(void *context, size_t index, int worker) {
     pass *w = context;
+    if (index-- == 0) return trace_layer_prefetch(w->attention, w->row0 + w->n_rows);
     int kv = (int)(index / chunks_of(w));
     int32_t from, to;
     chunk_rows(w, index % chunks_of(w), &from, &to);
@@ -514,7 +516,7 @@ int layer_work(pass *w, double progress) {
         TRY(compute_evidence(w));
         TRY(each_column(w, spend_future_task));
         TRY(pool_run(w->p, (w->n_tasks + REPLAYS_A_TASK - 1) / REPLAYS_A_TASK, replay_task, w));
-        TRY(pool_run(w->p, (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
+        TRY(pool_run(w->p, 1 + (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
         TRY(pool_run(w->p, w->n_runs, add_task, w));
         progress_at(progress + (double)(row0 + w->n_rows));
     }

@@ -362,7 +362,7 @@ void trace_close(trace *t) {
     if (t->h5 >= 0) H5Fclose(t->h5);
     for (size_t i = 0; i < t->n_seq; i++) free_sequence(&t->seq[i]);
     mem_free(t->seq);
-    mem_free(t->spare);
+    for (int i = 0; i < 2; i++) mem_free(t->spare[i]);
     free_model(&t->model);
     mem_free(t->path);
     mem_free(t->label);

@@ -16,7 +16,7 @@ size_t trace_layer_grad_bytes(const trace *t, size_t seq, int32_t rows) {
     const trace_sequence *s = &t->seq[seq];
     size_t heads = (size_t)t->model.n_head, dim = (size_t)t->model.head_dim, sets = n_sets(s);
     size_t band = TRACE_TILE < s->n_tokens ? TRACE_TILE : (size_t)s->n_tokens;
-    return sets * heads * (((size_t)rows + band) * dim + (size_t)s->n_tokens) * sizeof(float);
+    return sets * heads * (((size_t)rows + 2 * band) * dim + (size_t)s->n_tokens) * sizeof(float);
 }
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
@@ -49,7 +49,7 @@ static int open_source(const trace_layer *l, const char *array, int rank, int n,
     snprintf(name, sizeof name, "seq/%04zu/grad/%s", l->seq, array);
     TRY(tiles_open(&g->tiles, l->t->h5, l->t->path, name, rank, true));
     g->n = n;
-    g->band = -1;
+    g->band = g->next_band = -1;
     g->stored = mem_new((size_t)n * heads, band_bytes(g, l->dim), name);
     g->scale = mem_new((size_t)n * heads * T, sizeof *g->scale, name);
     if (!g->stored || !g->scale) return ERR_DATA;
@@ -71,6 +71,7 @@ void reader_close_grad(trace_layer *l) {
         grad_source *g = &l->grad_of[i];
         tiles_close(&g->tiles);
         mem_free(g->stored);
+        mem_free(g->next_stored);
         mem_free(g->scale);
         *g = (grad_source){0};
     }
@@ -80,18 +81,43 @@ void reader_close_grad(trace_layer *l) {
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-static int load_band(const trace_layer *l, grad_source *g, int32_t band, pool *p) {
+static int read_band(const trace_layer *l, grad_source *g, int32_t band, char *to, pool *p) {
     size_t heads = (size_t)l->t->model.n_head, bytes = band_bytes(g, l->dim);
-    if (band == g->band) return 0;
-    g->band = -1;
     for (int sample = 0; sample < g->n; sample++) {
         tiles_block b = {
             .sample = sample, .layer = l->layer, .n_heads = (int)heads, .row0 = band, .n_rows = 1, .n_cols = 1};
-        b.to = g->stored + (size_t)sample * heads * bytes;
+        b.to = to + (size_t)sample * heads * bytes;
         b.head_stride = bytes;
         TRY(tiles_read(&g->tiles, &b, p));
     }
+    return 0;
+}
+
+static int load_band(const trace_layer *l, grad_source *g, int32_t band, pool *p) {
+    if (band == g->band) return 0;
+    g->band = -1;
+    if (band == g->next_band) {
+        char *stored = g->stored;
+        g->stored = g->next_stored;
+        g->next_stored = stored;
+        g->next_band = -1;
+    } else TRY(read_band(l, g, band, g->stored, p));
     g->band = band;
+    return 0;
+}
+
+int reader_prefetch_grad(trace_layer *l, int32_t row) {
+    for (int i = 0; i < 2; i++) {
+        grad_source *g = &l->grad_of[i];
+        int32_t band = g->n ? row / g->tiles.rows : -1;
+        if (!g->n || band == g->band || band == g->next_band) continue;
+        size_t heads = (size_t)g->n * (size_t)l->t->model.n_head;
+        g->next_band = -1;
+        if (!g->next_stored && !(g->next_stored = mem_new(heads, band_bytes(g, l->dim), g->tiles.name)))
+            return ERR_DATA;
+        TRY(read_band(l, g, band, g->next_stored, NULL));
+        g->next_band = band;
+    }
     return 0;
 }
 

@@ -17,17 +17,17 @@ struct trace {
     trace_sequence *seq;
     size_t n_seq;
 
-    char *spare; /* the band of a layer that was closed, for the next one */
+    char *spare[2]; /* the bands of a layer that was closed, for the next one */
     size_t spare_bytes;
 };
 
 /* One dataset of gradients of the layer being read. */
 typedef struct grad_source {
     tiles tiles;
-    int n;        /* label sets in it */
-    int32_t band; /* which row of chunks is loaded; -1 = none */
-    char *stored; /* [n][n_head][rows][dim] that band as stored */
-    float *scale; /* [n][n_head][n_tokens] */
+    int n;                      /* label sets in it */
+    int32_t band, next_band;    /* which row of chunks is loaded, which read ahead; -1 = none */
+    char *stored, *next_stored; /* [n][n_head][rows][dim] that band as stored */
+    float *scale;               /* [n][n_head][n_tokens] */
 } grad_source;
 
 /* A band is one row of tiles of all query heads: of attn/probs as stored (half or f32, only the columns that its rows
@@ -40,11 +40,11 @@ struct trace_layer {
     int32_t n_tokens, window;
     size_t dim;
 
-    tiles source; /* attn/probs or attn/q */
-    int32_t band; /* which one is loaded; -1 = none */
-    char *tile;   /* [n_head][tiles across][rows][cols] values as stored */
+    tiles source;            /* attn/probs or attn/q */
+    int32_t band, next_band; /* which one is loaded, which read ahead; -1 = none */
+    char *tile, *next_tile;  /* [n_head][tiles across][rows][cols] values as stored */
     size_t head_bytes, tile_bytes;
-    float *q; /* factored: [n_head][rows][dim] */
+    float *q, *next_q; /* factored: [n_head][rows][dim] */
 
     float *keys; /* factored: of each kv head, packed */
     size_t keys_stride;
@@ -57,6 +57,8 @@ struct trace_layer {
 };
 
 void reader_close_grad(trace_layer *l);
+/* trace_layer_prefetch, for the gradients. */
+int reader_prefetch_grad(trace_layer *l, int32_t row);
 
 /* Values as tiles hand them out (`size` 2: f16, 4: f32) as f32. */
 void reader_widen(const void *from, size_t size, float *to, size_t n);

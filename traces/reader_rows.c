@@ -39,8 +39,8 @@ size_t trace_layer_bytes(const trace *t, size_t seq, trace_form form) {
     tiles source;
     name_of(name, seq, dense ? "probs" : "q");
     if (tiles_open(&source, t->h5, t->path, name, 4, !dense) == 0) {
-        bytes += band_bytes(&source, m) + tiles_bytes(&source, 1);
-        if (!dense) bytes += (size_t)m->n_head * (size_t)source.rows * dim * sizeof(float);
+        bytes += 2 * band_bytes(&source, m) + tiles_bytes(&source, 1); /* one is read ahead */
+        if (!dense) bytes += 2 * (size_t)m->n_head * (size_t)source.rows * dim * sizeof(float);
         tiles_close(&source);
     }
     if (!dense) bytes += kv * kernel_pad(T) * dim * sizeof(float);
@@ -102,24 +102,31 @@ static int read_kv(trace_layer *l, const char *array, bool keys, pool *p) {
     return code;
 }
 
-/* Bands are large, and are overwritten before they are read: one that the layer before left saves clearing another. */
-static int take_band(trace_layer *l, const char *name) {
-    trace *t = l->t;
-    size_t bytes = band_bytes(&l->source, &t->model);
-    if (t->spare_bytes != bytes) {
-        mem_free(t->spare);
-        t->spare = mem_new(bytes, 1, name);
+/* Bands are large, and are overwritten before they are read: those that the layer before left save clearing others. */
+static int take_band(trace *t, size_t bytes, const char *name, char **out) {
+    for (int i = 0; i < 2; i++) {
+        if (!t->spare[i]) continue;
+        char *band = t->spare[i];
+        t->spare[i] = NULL;
+        if (t->spare_bytes == bytes) {
+            *out = band;
+            return 0;
+        }
+        mem_free(band);
     }
-    l->tile = t->spare;
-    t->spare = NULL;
-    t->spare_bytes = 0;
-    return l->tile ? 0 : ERR_DATA;
+    *out = mem_new(bytes, 1, name);
+    return *out ? 0 : ERR_DATA;
 }
 
-static void leave_band(trace_layer *l) {
-    mem_free(l->t->spare);
-    l->t->spare = l->tile;
-    l->t->spare_bytes = l->tile ? band_bytes(&l->source, &l->t->model) : 0;
+static void leave_bands(trace_layer *l) {
+    trace *t = l->t;
+    size_t bytes = l->tile || l->next_tile ? band_bytes(&l->source, &t->model) : 0;
+    char *mine[2] = {l->tile, l->next_tile};
+    for (int i = 0; i < 2; i++) {
+        mem_free(t->spare[i]);
+        t->spare[i] = mine[i];
+    }
+    t->spare_bytes = bytes;
 }
 
 static int open_layer(trace_layer *l, pool *p) {
@@ -131,7 +138,7 @@ static int open_layer(trace_layer *l, pool *p) {
     s->planes = l->dense && s->packed && s->size == 2; /* dense rows are taken from the chunks as they are */
     l->tile_bytes = (size_t)s->rows * (size_t)s->cols * s->size;
     l->head_bytes = tiles_across(s) * l->tile_bytes;
-    TRY(take_band(l, name));
+    TRY(take_band(l->t, band_bytes(s, m), name, &l->tile));
     if (!l->dense) {
         l->keys_stride = kernel_pad((size_t)l->n_tokens) * l->dim;
         l->q = mem_new((size_t)m->n_head * (size_t)s->rows * l->dim, sizeof *l->q, name);
@@ -153,7 +160,7 @@ int trace_layer_open(trace *t, size_t seq, int layer, trace_form form, pool *p, 
                        dense ? "attn/probs (the dense form)" : "attn/q and attn/k (the factored form)");
     trace_layer *l = mem_new(1, sizeof *l, "layer");
     if (!l) return ERR_DATA;
-    *l = (trace_layer){.t = t, .seq = seq, .layer = layer, .dense = dense, .band = -1};
+    *l = (trace_layer){.t = t, .seq = seq, .layer = layer, .dense = dense, .band = -1, .next_band = -1};
     l->n_tokens = s->n_tokens;
     l->window = t->model.window[layer];
     l->dim = (size_t)t->model.head_dim;
@@ -165,9 +172,10 @@ int trace_layer_open(trace *t, size_t seq, int layer, trace_form form, pool *p, 
 
 void trace_layer_close(trace_layer *l) {
     if (!l) return;
-    leave_band(l);
+    leave_bands(l);
     tiles_close(&l->source);
     mem_free(l->q);
+    mem_free(l->next_q);
     mem_free(l->keys);
     mem_free(l->v);
     reader_close_grad(l);
@@ -185,14 +193,13 @@ static int32_t first_reachable(const trace_layer *l, int32_t step) {
     return l->window > 0 && step >= l->window ? step - l->window + 1 : 0;
 }
 
-static int load_band(trace_layer *l, int32_t band, pool *p) {
-    if (band == l->band) return 0;
-    l->band = -1;
+/* A band into `tile`, and its queries into `q`. */
+static int read_band(trace_layer *l, int32_t band, char *tile, float *q, pool *p) {
     tiles *s = &l->source;
     const trace_model *m = &l->t->model;
     int32_t row0 = band * s->rows, last = l->n_tokens - row0 > s->rows ? row0 + s->rows - 1 : l->n_tokens - 1;
     tiles_block b = {.layer = l->layer, .n_heads = m->n_head, .row0 = band, .n_rows = 1, .n_cols = 1};
-    b.to = l->tile;
+    b.to = tile;
     b.head_stride = l->head_bytes;
     if (l->dense) {
         b.col0 = first_reachable(l, row0) / s->cols;
@@ -201,9 +208,46 @@ static int load_band(trace_layer *l, int32_t band, pool *p) {
     TRY(tiles_read(s, &b, p));
     size_t per_head = (size_t)s->rows * l->dim;
     for (int h = 0; h < m->n_head && !l->dense; h++)
-        reader_widen(l->tile + (size_t)h * l->head_bytes, s->size, l->q + (size_t)h * per_head, per_head);
+        reader_widen(tile + (size_t)h * l->head_bytes, s->size, q + (size_t)h * per_head, per_head);
+    return 0;
+}
+
+static void swap_bands(trace_layer *l) {
+    char *tile = l->tile;
+    float *q = l->q;
+    l->tile = l->next_tile;
+    l->q = l->next_q;
+    l->next_tile = tile;
+    l->next_q = q;
+    l->band = l->next_band;
+    l->next_band = -1;
+}
+
+static int load_band(trace_layer *l, int32_t band, pool *p) {
+    if (band == l->band) return 0;
+    if (band == l->next_band) {
+        swap_bands(l);
+        return 0;
+    }
+    l->band = -1;
+    TRY(read_band(l, band, l->tile, l->q, p));
     l->band = band;
     return 0;
+}
+
+int trace_layer_prefetch(trace_layer *l, int32_t row) {
+    tiles *s = &l->source;
+    int32_t band = row / s->rows;
+    if (row < 0 || row >= l->n_tokens) return 0;
+    if (band != l->band && band != l->next_band) {
+        size_t queries = l->dense ? 0 : (size_t)l->t->model.n_head * (size_t)s->rows * l->dim;
+        l->next_band = -1;
+        if (!l->next_tile) TRY(take_band(l->t, band_bytes(s, &l->t->model), s->name, &l->next_tile));
+        if (!l->next_q && queries && !(l->next_q = mem_new(queries, sizeof *l->next_q, s->name))) return ERR_DATA;
+        TRY(read_band(l, band, l->next_tile, l->next_q, NULL));
+        l->next_band = band;
+    }
+    return reader_prefetch_grad(l, row);
 }
 
 typedef struct rows_job {

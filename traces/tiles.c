@@ -157,9 +157,11 @@ static int need_workers(tiles *t, int n) {
 }
 
 int tiles_run(tiles *t, tiles_job *job, size_t n, pool *p) {
-    TRY(need_workers(t, pool_threads(p)));
+    batch b = {t, job};
+    TRY(need_workers(t, p ? pool_threads(p) : 1));
     for (size_t i = 0; i < n; i++) TRY(fetch(t, &job[i], (int)i));
-    return pool_run(p, n, unpack, &(batch){t, job});
+    for (size_t i = 0; i < n && !p; i++) TRY(unpack(&b, i, 0));
+    return p ? pool_run(p, n, unpack, &b) : 0;
 }
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */
@@ -173,7 +175,8 @@ static void element(const tiles *t, const tiles_block *b, int head, hsize_t row,
 
 static int read_packed(tiles *t, const tiles_block *b, pool *p) {
     tiles_job job[TILES_BATCH];
-    size_t n = 0, batch_size = (size_t)tiles_batch(pool_threads(p)), tile_bytes = (size_t)hdf_chunk_bytes(&t->layout);
+    size_t n = 0, batch_size = (size_t)tiles_batch(p ? pool_threads(p) : 1),
+           tile_bytes = (size_t)hdf_chunk_bytes(&t->layout);
     for (int h = 0; h < b->n_heads; h++)
         for (int32_t r = 0; r < b->n_rows; r++)
             for (int32_t c = b->col0; c < b->col0 + b->n_cols; c++) {

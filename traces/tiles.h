@@ -49,7 +49,7 @@ size_t tiles_bytes(const tiles *t, int threads);
 
 /* Read up to TILES_BATCH chunks of a packed dataset. A broken one is an error: "FILE: corrupt chunk at (layer 1, head
  * 2, row 256) of seq/0000/attn/probs: why". */
-int tiles_run(tiles *t, tiles_job *job, size_t n, pool *p);
+int tiles_run(tiles *t, tiles_job *job, size_t n, pool *p); /* p NULL: on the calling thread alone */
 
 /* Of a dataset [layers, heads, rows, columns], or [samples, layers, ...]: what to read and where to put it. Tile (row
  * i, column j) of head h goes to `to` + (h - head0) * head_stride + (i - row0) * row_stride + j * rows*cols*size, in
@@ -61,4 +61,4 @@ typedef struct tiles_block {
     size_t head_stride, row_stride;
     bool sparse; /* absent chunks are zeros; else an error */
 } tiles_block;
-int tiles_read(tiles *t, const tiles_block *b, pool *p);
+int tiles_read(tiles *t, const tiles_block *b, pool *p); /* p NULL: on the calling thread alone */

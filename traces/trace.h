@@ -81,6 +81,11 @@ void trace_layer_close(trace_layer *l); /* accepts NULL */
  * that cannot be normalised (sum 0, not finite) is an error naming layer, head and row. */
 int trace_layer_rows(trace_layer *l, int32_t row0, int32_t n, float *rows, size_t stride, pool *p);
 
+/* Read ahead what row `row`, and its gradients where some were read before, will need: on the calling thread, any one,
+ * beside others that work on rows, gradients and values that they have already. A row behind the last one needs
+ * nothing. */
+int trace_layer_prefetch(trace_layer *l, int32_t row);
+
 /* Read this layer's gradients with respect to the heads' outputs at steps row0 .. row0+n-1, n >= 1: set 0 is grad/loss
  * (the text's own labels), sets 1 .. n_fisher are the samples of grad/fisher. Any order is allowed; ascending is fast.
  * Refused by name where the trace has none. */

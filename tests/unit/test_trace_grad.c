@@ -30,6 +30,7 @@ static void compare_parts(trace_layer *l, int32_t T, int32_t n_fisher, pool *p) 
     memcpy(whole, trace_layer_grad(l, 0, 0), all * sizeof *whole);
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
         int32_t n = T - starts[i] < 100 ? T - starts[i] : 100;
+        BUILD_OK(trace_layer_prefetch(l, starts[i] + (i % 2 ? n : 0))); /* used at once, later, or not at all */
         BUILD_OK(trace_layer_read_grad(l, starts[i], n, p));
         for (int set = 0; set <= n_fisher; set++)
             for (int h = 0; h < 4; h++)
@@ -40,6 +41,25 @@ static void compare_parts(trace_layer *l, int32_t T, int32_t n_fisher, pool *p) 
     mem_free(whole);
     assert_int_not_equal(trace_layer_read_grad(l, T - 1, 2, p), 0);
     expect("internal error: gradients of rows");
+}
+
+/* Rows that were read ahead are the same rows. */
+static void compare_prefetched(trace_layer *l, int32_t T, pool *p) {
+    size_t stride = kernel_pad((size_t)T), all = 4 * (size_t)T * stride;
+    float *whole = mem_new(all, sizeof *whole, "test"), *part = mem_new(4 * stride * 64, sizeof *part, "test");
+    int32_t starts[] = {0, T / 2, T / 40, T - 1, T / 3};
+    BUILD_OK(trace_layer_rows(l, 0, T, whole, stride, p));
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        int32_t n = T - starts[i] < 64 ? T - starts[i] : 64;
+        BUILD_OK(trace_layer_prefetch(l, starts[(i + 1) % 5]));
+        BUILD_OK(trace_layer_rows(l, starts[i], n, part, stride, p));
+        for (size_t h = 0; h < 4; h++)
+            assert_memory_equal(part + h * (size_t)n * stride, whole + (h * (size_t)T + (size_t)starts[i]) * stride,
+                                (size_t)n * stride * sizeof *part);
+    }
+    BUILD_OK(trace_layer_prefetch(l, T)); /* behind the last one: nothing */
+    mem_free(whole);
+    mem_free(part);
 }
 
 static void round_trip(int32_t T, int32_t n_fisher, trace_form form, int threads) {
@@ -62,6 +82,7 @@ static void round_trip(int32_t T, int32_t n_fisher, trace_form form, int threads
         for (int set = 0; set <= n_fisher; set++)
             for (int h = 0; h < 4; h++) compare_rows(l, &b, set, layer, h);
         compare_parts(l, T, n_fisher, p);
+        compare_prefetched(l, T, p);
         trace_layer_close(l);
     }
     check_sequence checked;
