@@ -165,9 +165,9 @@ struct step_memory {
  * of their keys and values, and keeps a softmax of its own. Entries not seen are not read. At the end the warps' sums
  * are put together in order. */
 template <int UNITS>
-static __global__ void attention_step(step_shape s, const float *qkv, size_t ld, const float *keys, const float *values,
-                                      const int32_t *evict_at, float *o, size_t ld_o, float *probs, size_t ld_probs,
-                                      int32_t *bad) {
+static __global__ void __launch_bounds__(STEP_WARPS *WARP)
+    attention_step(step_shape s, const float *qkv, size_t ld, const float *keys, const float *values,
+                   const int32_t *evict_at, float *o, size_t ld_o, float *probs, size_t ld_probs, int32_t *bad) {
     __shared__ step_memory m;
     int lane = (int)(threadIdx.x % WARP), warp = (int)(threadIdx.x / WARP), dim = s.head_dim;
     size_t copy = blockIdx.x / s.n_head, head = blockIdx.x % s.n_head, t = s.t, window = (size_t)s.window;

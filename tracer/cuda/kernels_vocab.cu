@@ -179,8 +179,8 @@ static __device__ void largest(const float *row, size_t n, unsigned k, sort_key 
 
 /* A block a row, which it reads twice: once for the sums (each thread keeps four neighbours of every 2048), once for
  * the likeliest ids; more often only for a large k or many ids in a row that are likely. Shared: 32 KiB of keys. */
-static __global__ void vocab_stats_row(const float *logits, size_t ld, size_t n, const int32_t *target, vocab_stats out,
-                                       int32_t *bad) {
+static __global__ void __launch_bounds__(STATS_THREADS)
+    vocab_stats_row(const float *logits, size_t ld, size_t n, const int32_t *target, vocab_stats out, int32_t *bad) {
     __shared__ vocab_scratch scratch;
     size_t r = blockIdx.x, k = (size_t)out.k;
     const float *row = logits + r * ld;
