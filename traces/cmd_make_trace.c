@@ -12,6 +12,7 @@ typedef struct kind {
 
 static const kind kinds[] = {
     {"random", "any size, with attention that looks real: sinks, locality, a heavy tail", make_random},
+    {"reuse", "facts that prove useful soon and are needed long after, among distractors", make_reuse},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 

@@ -7,3 +7,4 @@ int cmd_make_trace(int argc, char **argv);
 
 /* The kinds; argv without the kind's name, otherwise the same. */
 int make_random(int argc, char **argv);
+int make_reuse(int argc, char **argv);
