@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { COLUMNS_A_TASK = 256, REPLAYS_A_TASK = 8 };
+enum { COLUMNS_A_TASK = 256, REPLAYS_A_TASK = 4 };
 
 static const float *row_of(const pass *w, int head, int32_t r) {
     return w->rows + ((size_t)head * (size_t)w->n_rows + (size_t)r) * w->row_stride;
