@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { TILE_MOST = 128, TILE_LEAST = 8, TILE_BYTES = 16 << 20 };
+enum { TILE_MOST = 64, TILE_LEAST = 8, TILE_BYTES = 8 << 20 };
 
 /* ---- what is asked of the trace --------------------------------------------------------------------------------- */
 

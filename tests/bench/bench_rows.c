@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE_MOST = 128, TILE_LEAST = 8, TILE_BYTES = 16 << 20 };
+enum { TILE_MOST = 64, TILE_LEAST = 8, TILE_BYTES = 8 << 20 };
 
 typedef enum way { WAY_FACTORED, WAY_DENSE, WAY_GRADIENTS, N_WAYS } way;
 static const char *const way_name[N_WAYS] = {"factored", "dense", "gradients"};
