@@ -76,6 +76,14 @@ char *text_number(char out[32], double value) {
     return out; /* the program never calls setlocale, so the point is '.' */
 }
 
+long text_counted_word(const char *s, const char *word, long least, long most) {
+    size_t n = strlen(word);
+    char *end;
+    if (strncmp(s, word, n) != 0 || s[n] != ':' || s[n + 1] < '0' || s[n + 1] > '9') return -1;
+    long k = strtol(s + n + 1, &end, 10);
+    return *end || k < least || k > most ? -1 : k;
+}
+
 int text_parse_number(const char *s, double *value) {
     if (strcmp(s, "inf") == 0) {
         *value = INFINITY;

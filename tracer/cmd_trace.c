@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #define MIB 1048576.0
-enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, FISHER_MAX = 256, DENSE_LIMIT_MIB = 512 };
+enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, DENSE_LIMIT_MIB = 512 };
 
 typedef struct settings {
     const char *out, *attention, *gradients, *logits;
@@ -114,27 +114,6 @@ static int read_sequences(job *j) {
 
 /* ---- the plan --------------------------------------------------------------------------------------------------- */
 
-/* The K of "NAME:K", from `least` to `most`; -1 where it is anything else. */
-static long counted_word(const char *asked, const char *name, long least, long most) {
-    size_t n = strlen(name);
-    char *end;
-    if (strncmp(asked, name, n) != 0 || asked[n] < '0' || asked[n] > '9') return -1;
-    long k = strtol(asked + n, &end, 10);
-    return *end || k < least || k > most ? -1 : k;
-}
-
-static int plan_gradients(const char *asked, trace_plan *plan) {
-    if (strcmp(asked, "none") == 0) return 0;
-    plan->grad_loss = true;
-    if (strcmp(asked, "loss") == 0) return 0;
-    long samples = counted_word(asked, "fisher:", 1, FISHER_MAX);
-    if (samples < 0)
-        return err_set(ERR_USAGE, "--gradients: '%s' is neither none, loss nor fisher:S (S from 1 to %d)", asked,
-                       FISHER_MAX);
-    plan->n_fisher = (int32_t)samples;
-    return 0;
-}
-
 static int plan_logits(const char *asked, int32_t n_vocab, trace_plan *plan) {
     plan->topk = TOPK_DEFAULT < n_vocab ? TOPK_DEFAULT : n_vocab;
     if (strcmp(asked, "full") == 0) {
@@ -142,7 +121,7 @@ static int plan_logits(const char *asked, int32_t n_vocab, trace_plan *plan) {
         return 0;
     }
     int32_t most = TOPK_MAX < n_vocab ? TOPK_MAX : n_vocab;
-    long k = counted_word(asked, "topk:", 0, most);
+    long k = text_counted_word(asked, "topk", 0, most);
     if (k < 0) return err_set(ERR_USAGE, "--logits: '%s' is neither topk:K (K from 0 to %d) nor full", asked, most);
     plan->topk = (int32_t)k;
     return 0;
@@ -167,7 +146,7 @@ static int make_plan(job *j) {
     plan->factored = both || automatic || strcmp(asked, "factored") == 0;
     plan->row_sum = plan->dense;
     plan->lse = true;
-    TRY(plan_gradients(j->set->gradients, plan));
+    TRY(trace_plan_gradients(j->set->gradients, plan));
     return plan_logits(j->set->logits, j->model->n_vocab, plan);
 }
 

@@ -16,6 +16,14 @@ static const kind kinds[] = {
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
+int make_trace_check(const char *name, const opt_list *others, const char *out, long long heads, long long kv_heads) {
+    if (others->n) return err_set(ERR_USAGE, "make-trace %s takes options only, got '%s'", name, others->item[0]);
+    if (!out) return err_set(ERR_USAGE, "make-trace %s needs -o FILE.h5", name);
+    if (heads % kv_heads)
+        return err_set(ERR_USAGE, "--kv-heads: %lld heads cannot be shared out among %lld", heads, kv_heads);
+    return 0;
+}
+
 static int help(void) {
     for (size_t i = 0; i < N_KINDS; i++) {
         printf("%s%s: %s\n", i ? "\n" : "", kinds[i].name, kinds[i].help);

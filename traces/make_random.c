@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define MIB 1048576.0
-enum { TOKENS_MOST = 1 << 20, LAYERS_MOST = 1024, HEADS_MOST = 1024, HEAD_DIM_MOST = 512, FISHER_MOST = 256 };
+enum { TOKENS_MOST = 1 << 20, LAYERS_MOST = 1024, HEADS_MOST = 1024, HEAD_DIM_MOST = 512 };
 
 typedef struct settings {
     const char *out, *gradients, *attention;
@@ -20,25 +20,8 @@ typedef struct settings {
     opt_list others;
 } settings;
 
-static int plan_gradients(const char *asked, trace_plan *plan) {
-    if (strcmp(asked, "none") == 0) return 0;
-    plan->grad_loss = true;
-    if (strcmp(asked, "loss") == 0) return 0;
-    char *end = NULL;
-    long samples = 0;
-    if (strncmp(asked, "fisher:", 7) == 0 && asked[7] >= '0' && asked[7] <= '9') samples = strtol(asked + 7, &end, 10);
-    if (samples < 1 || samples > FISHER_MOST || *end)
-        return err_set(ERR_USAGE, "--gradients: '%s' is neither none, loss nor fisher:S (S from 1 to %d)", asked,
-                       FISHER_MOST);
-    plan->n_fisher = (int32_t)samples;
-    return 0;
-}
-
 static int plan_trace(const settings *set, synthetic *s) {
-    if (set->others.n) return err_set(ERR_USAGE, "make-trace random takes options only, got '%s'", set->others.item[0]);
-    if (!set->out) return err_set(ERR_USAGE, "make-trace random needs -o FILE.h5");
-    if (set->heads % set->kv_heads)
-        return err_set(ERR_USAGE, "--kv-heads: %lld heads cannot be shared out among %lld", set->heads, set->kv_heads);
+    TRY(make_trace_check("random", &set->others, set->out, set->heads, set->kv_heads));
     if (set->prompt > set->tokens - 2)
         return err_set(ERR_USAGE, "--prompt %lld leaves no step to count in %lld tokens (at most %lld)", set->prompt,
                        set->tokens, set->tokens - 2);
@@ -54,7 +37,7 @@ static int plan_trace(const settings *set, synthetic *s) {
     if (s->plan.dense && set->tokens > SYNTHETIC_DENSE_MOST)
         return err_set(ERR_USAGE, "--attention %s: probabilities are stored for at most %d tokens", set->attention,
                        SYNTHETIC_DENSE_MOST);
-    return plan_gradients(set->gradients, &s->plan);
+    return trace_plan_gradients(set->gradients, &s->plan);
 }
 
 static int write_file(const settings *set, const synthetic *s, const char *command, pool *p) {

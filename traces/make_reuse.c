@@ -123,10 +123,7 @@ static int decimal(const char *option, const char *given, double most, double *v
 }
 
 static int plan_task(const settings *set, reuse_task *task) {
-    if (set->others.n) return err_set(ERR_USAGE, "make-trace reuse takes options only, got '%s'", set->others.item[0]);
-    if (!set->out) return err_set(ERR_USAGE, "make-trace reuse needs -o FILE.h5");
-    if (set->heads % set->kv_heads)
-        return err_set(ERR_USAGE, "--kv-heads: %lld heads cannot be shared out among %lld", set->heads, set->kv_heads);
+    TRY(make_trace_check("reuse", &set->others, set->out, set->heads, set->kv_heads));
     if (set->proof >= set->distance)
         return err_set(ERR_USAGE, "--lag-of-proof %lld must come before --distance %lld", set->proof, set->distance);
     *task = reuse_default;

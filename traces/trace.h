@@ -128,6 +128,9 @@ typedef struct trace_plan {
     int32_t n_fisher; /* samples in grad/fisher; needs grad_loss */
 } trace_plan;
 
+/* What --gradients asks for: "none", "loss" or "fisher:S". Returns 0, or ERR_USAGE that names the option. */
+int trace_plan_gradients(const char *asked, trace_plan *plan);
+
 /* Begin the next sequence. Uses of `s`: n_tokens, n_prompt, source, tokens, pieces, piece_offset, counted, probes. */
 int trace_write_sequence(trace_writer *w, const trace_sequence *s, const trace_plan *plan);
 

@@ -150,15 +150,22 @@ static int pack(pack_work *p, const hsize_t chunk[4], const float *values, size_
     return zstd_pack(p->zstd, tile, height * width, sizeof *tile, &out->data, &out->bytes);
 }
 
-int trace_pack(const trace_writer *w, trace_array array, const float *values, size_t rows, size_t cols, size_t stride,
-               float *row_sum, trace_chunk *out) {
-    hsize_t dims[4], chunk[4];
-    *out = (trace_chunk){0};
+/* The chunk's shape, and memory for packing rows x cols values into it. */
+static int begin_pack(const trace_writer *w, trace_array array, size_t rows, size_t cols, const float *row_sum,
+                      hsize_t chunk[4], pack_work **out) {
+    hsize_t dims[4];
     writer_array_shape(w, array, dims, chunk);
     if (rows > chunk[2] || cols > chunk[3] || (row_sum && array != TRACE_PROBS))
         return writer_misuse("chunk too large");
+    return writer_borrow(w->packs, out);
+}
+
+int trace_pack(const trace_writer *w, trace_array array, const float *values, size_t rows, size_t cols, size_t stride,
+               float *row_sum, trace_chunk *out) {
+    hsize_t chunk[4];
     pack_work *p;
-    TRY(writer_borrow(w->packs, &p));
+    *out = (trace_chunk){0};
+    TRY(begin_pack(w, array, rows, cols, row_sum, chunk, &p));
     int code = pack(p, chunk, values, rows, cols, stride, row_sum, out);
     writer_give_back(w->packs, p);
     return code;
@@ -175,13 +182,10 @@ int writer_pack_planes(pack_work *p, const uint8_t *planes, size_t n, trace_chun
 
 int trace_pack_half(const trace_writer *w, trace_array array, const uint8_t *planes, size_t rows, size_t cols,
                     float *row_sum, trace_chunk *out) {
-    hsize_t dims[4], chunk[4];
-    *out = (trace_chunk){0};
-    writer_array_shape(w, array, dims, chunk);
-    if (rows > chunk[2] || cols > chunk[3] || (row_sum && array != TRACE_PROBS))
-        return writer_misuse("chunk too large");
+    hsize_t chunk[4];
     pack_work *p;
-    TRY(writer_borrow(w->packs, &p));
+    *out = (trace_chunk){0};
+    TRY(begin_pack(w, array, rows, cols, row_sum, chunk, &p));
     int code = writer_pack_planes(p, planes, (size_t)(chunk[2] * chunk[3]), out);
     for (size_t r = 0; r < rows && row_sum && !code; r++)
         row_sum[r] = stored_sum(p, writer_chunk_values(p) + r * chunk[3], cols);

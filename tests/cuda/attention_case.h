@@ -151,3 +151,16 @@ static inline void check_rows(const float *got, size_t ld, const double *want, s
     }
     if (!(worst <= bound * most)) fail_msg("error %g of %g", worst, most);
 }
+
+/* Each test has a device of its own, which gives back what the test took. */
+static device *d;
+static inline int open_device(void **state) {
+    (void)state;
+    return device_open("", &d);
+}
+static inline int close_device(void **state) {
+    (void)state;
+    device_close(d);
+    return 0;
+}
+#define TEST(f) cmocka_unit_test_setup_teardown(f, open_device, close_device)

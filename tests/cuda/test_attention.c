@@ -18,8 +18,6 @@ static const sizes all_sizes[] = {
 };
 enum { N_SIZES = sizeof all_sizes / sizeof *all_sizes };
 
-static device *d;
-
 typedef struct result {
     float *o, *lse;
     int32_t *bad;
@@ -292,19 +290,7 @@ static void steps_that_are_not_finite(void **state) {
     end_step(&c);
 }
 
-/* Each test has a device of its own, which gives back what the test took. */
-static int open_device(void **state) {
-    (void)state;
-    return device_open("", &d);
-}
-static int close_device(void **state) {
-    (void)state;
-    device_close(d);
-    return 0;
-}
-
 int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, open_device, close_device)
     const struct CMUnitTest tests[] = {
         TEST(outputs_and_normalisers),
         TEST(large_scores),

@@ -1,8 +1,6 @@
 /* The way back through attention against slow loops in f64, which are themselves checked by differences of a loss. */
 #include "tests/cuda/attention_case.h"
 
-static device *d;
-
 /* Gradients of several sets, and what they ask of q, k and v. */
 typedef struct back_case {
     attention_case c;
@@ -160,18 +158,7 @@ static void equal_bits(void **state) {
     end(&b);
 }
 
-static int open_device(void **state) {
-    (void)state;
-    return device_open("", &d);
-}
-static int close_device(void **state) {
-    (void)state;
-    device_close(d);
-    return 0;
-}
-
 int main(void) {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, open_device, close_device)
     const struct CMUnitTest tests[] = {TEST(gradients), TEST(formulas_are_slopes), TEST(equal_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

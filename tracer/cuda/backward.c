@@ -37,10 +37,6 @@ typedef struct cuda_back {
     int32_t *host_label;
 } cuda_back;
 
-static size_t least(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
 static void carve(cuda_back *b, arena *a) {

@@ -10,10 +10,6 @@ enum { FF_ROWS = 4096, LOGIT_ROWS = 1024, TILES_BYTES = 64 << 20 };
 #define LOGIT_BYTES ((size_t)512 << 20)
 #define SENT_LOGIT_BYTES ((size_t)64 << 20)
 
-static size_t least(size_t a, size_t b) {
-    return a < b ? a : b;
-}
-
 static size_t triangle(size_t n) {
     return n * (n + 1) / 2;
 }
@@ -152,25 +148,25 @@ static int take_packet(void *context, const pipe_note *note, const uint8_t *byte
     }
 }
 
+/* A slot for packets of many parts: TILES_BYTES, but no more than all of them take, and at least one. */
+static size_t slot_for(size_t part, size_t n) {
+    return least(part * n, TILES_BYTES > part ? TILES_BYTES : part);
+}
+
 /* The largest packet of the run; 0: none is sent. */
 static size_t largest_packet(const cuda_run *r) {
     const forward_sink *sink = r->sink;
     const model *m = r->s->m;
-    size_t scales = ((size_t)m->n_head * r->T * sizeof(float) + 255) / 256 * 256, most = 0, part[5], n[6] = {0};
+    size_t heads = (size_t)m->n_head, head = r->row_tiles * tile_bytes(r, TRACE_Q), n[6] = {0}, most = 0, part[5];
+    size_t scales = (heads * r->T * sizeof(float) + 255) / 256 * 256;
     if (sink->layer) n[0] = scales;
-    if (sink->tiles && sink->wants_probs) n[1] = TILES_BYTES;
-    if (sink->tiles && sink->wants_qkv)
-        n[2] =
-            r->row_tiles * tile_bytes(r, TRACE_Q) > TILES_BYTES ? r->row_tiles * tile_bytes(r, TRACE_Q) : TILES_BYTES;
+    if (sink->tiles && sink->wants_probs) n[1] = slot_for(tile_bytes(r, TRACE_PROBS), heads * triangle(r->row_tiles));
+    if (sink->tiles && sink->wants_qkv) n[2] = slot_for(head, heads);
     if (sink->logits) n[3] = r->logit_rows * r->ld_logits * sizeof(float);
     if (sink->stats) n[4] = stats_parts(r, r->logit_rows, part);
-    if (r->gradients) n[5] = scales + (size_t)m->n_head * r->row_tiles * tile_bytes(r, TRACE_Q);
+    if (r->gradients) n[5] = scales + heads * head;
     for (int i = 0; i < 6; i++) most = n[i] > most ? n[i] : most;
-    size_t all_tiles = (size_t)m->n_head * triangle(r->row_tiles) * tile_bytes(r, TRACE_PROBS);
-    size_t all_heads = (size_t)(m->n_head + 2 * m->n_kv_head) * r->row_tiles * tile_bytes(r, TRACE_Q);
-    size_t useful = all_tiles > all_heads ? all_tiles : all_heads; /* a short text fills no large slots */
-    for (int i = 0; i < 6; i++) useful = i != 1 && i != 2 && n[i] > useful ? n[i] : useful;
-    return most < useful ? most : useful;
+    return most;
 }
 
 /* ---- a run ------------------------------------------------------------------------------------------------------ */

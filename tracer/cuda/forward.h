@@ -7,6 +7,10 @@
 #include "tracer/cuda/kernels.h"
 #include "tracer/cuda/pipe.h"
 
+static inline size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
 /* Kinds of packets. */
 enum { PACKET_CHECK, PACKET_LSE, PACKET_TILES, PACKET_LOGITS, PACKET_STATS, PACKET_GRADIENTS };
 
