@@ -1,7 +1,8 @@
-/* Private to sweep.c and layer.c: what one pass over a sequence holds. */
+/* Private to sweep.c, layer.c, full_run.c and price.c: what one pass over a sequence holds. */
 #pragma once
 
 #include "sim/estimate.h"
+#include "sim/layer_data.h"
 #include "sim/replay.h"
 #include "sim/sample.h"
 #include "sim/sweep.h"
@@ -67,6 +68,7 @@ typedef struct pass {
     uint8_t *block;      /* [T] block of each step from n_prompt on */
     replay_facts *facts; /* [T] */
     float *rows;         /* [n_head][n_rows][row_stride] of the current tile */
+    layer_data data;     /* what policies see of the layer beside rows */
     float *wo;           /* [n_head*head_dim][n_embd] */
     float *values;       /* [n_kv_head][stride*head_dim] packed for kernels, where streams or evidence need them */
     float *stream;       /* [threads][n_sets][LAYER_ROWS][stride] the streams that depend on the step */
@@ -91,5 +93,30 @@ typedef struct pass {
 
 enum { LAYER_ROWS = 8 /* rows of one task */ };
 
-/* Replay and price the open layer w->layer for all runs; `progress` rows were done before it. */
+/* ---- layer.c: the open layer w->layer, tile by tile ------------------------------------------------------------- */
+
+/* Replay and price it for all runs; `progress` rows were done before it. */
 int layer_work(pass *w, double progress);
+
+/* Read the tile that begins with row0: rows, and gradients where some stream or evidence wants them. */
+int pass_read_tile(pass *w, int32_t row0);
+/* Row r of the tile of a query head. */
+const float *row_of(const pass *w, int head, int32_t r);
+/* The tile in pieces of LAYER_ROWS rows: how many, and rows from .. to-1 of number `index`. */
+size_t chunks_of(const pass *w);
+void chunk_rows(const pass *w, size_t index, int32_t *from, int32_t *to);
+/* s(t, i) = g_t . v_i of a query head for some rows of the tile and the first `sets` label sets, into the worker's
+ * memory: row r of set k at the result + (k * LAYER_ROWS + r - from) * stride. */
+float *step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, int worker);
+
+/* ---- full_run.c: evidence and hindsight of the full run --------------------------------------------------------- */
+
+int full_run_begin(pass *w); /* before the first tile: reads the layer once where hindsight is wanted */
+int full_run_tile(pass *w);  /* after pass_read_tile */
+/* Hand a replay what it may look at in row `row` of the tile. */
+void full_run_offer(const pass *w, run *r, int unit, int32_t row);
+
+/* ---- price.c: what lifetimes cost ------------------------------------------------------------------------------- */
+
+int price_tile(pass *w); /* after the tile's replays */
+int price_finish(pass *w);

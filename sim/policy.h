@@ -8,14 +8,15 @@
  *     score     only when something must leave, after observe of the same step
  *
  * A policy keeps its per-entry memory in `fields`: arrays of f64 parallel to the residents, which the engine shifts
- * when entries leave and zeroes when one arrives. It must not keep state anywhere else. */
+ * when entries leave and zeroes when one arrives; and what belongs to the unit as a whole (a mean key, a count) in
+ * `state`, zeroed when the unit begins. It must not keep state anywhere else. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { POLICY_ABI = 1, POLICY_PARAMS_MAX = 16, POLICY_PLAN_BYTES = 64, POLICY_TEXT_MAX = 64 };
+enum { POLICY_ABI = 2, POLICY_PARAMS_MAX = 24, POLICY_PLAN_BYTES = 64, POLICY_TEXT_MAX = 64 };
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
@@ -58,7 +59,34 @@ typedef enum policy_needs {
     NEEDS_OUT = 16,       /* evidence `out` of the full run; like FUTURE, these are not for closed loop */
     NEEDS_LOSS = 32,      /* evidence `loss` */
     NEEDS_FISHER = 64,    /* evidence `fisher` */
+    NEEDS_ENTROPY = 128,  /* logits/entropy */
+    NEEDS_KEYS = 256,     /* policy_layer.k; like the next four, not for closed loop */
+    NEEDS_VALUES = 512,   /* policy_layer.v */
+    NEEDS_QUERIES = 1024, /* policy_layer.q */
+    NEEDS_WO = 2048,      /* policy_layer.wo and n_embd */
+    NEEDS_ROPE = 4096,    /* policy_layer.rope_base and rope_dims */
 } policy_needs;
+
+/* Sizes of a unit: a kv head with its query heads, a layer, or a whole model. */
+typedef struct policy_shape {
+    int32_t n_layer;      /* of the model */
+    int32_t n_head, n_kv; /* of the unit; query head h reads kv head h / (n_head / n_kv) */
+    int32_t head_dim, n_embd;
+} policy_shape;
+
+/* What the trace holds of the unit's layer: f32, owned by the engine, NULL where not asked for by `needs`. A policy
+ * looks at positions 0 .. t only. */
+typedef struct policy_layer {
+    policy_shape shape;
+    const float *const *k;  /* [n_kv] -> [T][head_dim] keys, after RoPE */
+    const float *const *v;  /* [n_kv] -> [T][head_dim] values */
+    const float *const *q;  /* [n_head] -> [T][head_dim] queries, after RoPE */
+    const float *const *wo; /* [n_head] -> [head_dim][n_embd] the head's part of the output projection */
+    double scale;           /* scores are scale * q.k */
+    double rope_base;       /* rotation of pair c in position p by p * rope_base^(-2c/rope_dims) */
+    int32_t rope_dims;
+    bool rope_interleaved; /* pairs are (2c, 2c+1), else (c, c + rope_dims/2) */
+} policy_layer;
 
 typedef struct policy_setup {
     const struct policy *policy;
@@ -75,9 +103,13 @@ typedef struct policy_view {
     double *const *field; /* [n_fields][n] the policy's memory */
     const float *const *heads; /* [n_head][t+1] the full rows of the unit's query heads */
     int n_head;
-    bool correct;      /* the prediction made at step t was right; false at the last step */
-    double confidence; /* probability given to the true next token; 0 at the last step */
-    bool counted;      /* step t is counted */
+    const policy_layer *data; /* keys, values ...: see its members and `needs` */
+    double *state;            /* the policy's memory of the unit */
+    int32_t n_prompt;         /* steps before it are the prompt */
+    double entropy;           /* nats, of the prediction made at step t; 0 at the last step */
+    bool correct;             /* the prediction made at step t was right; false at the last step */
+    double confidence;        /* probability given to the true next token; 0 at the last step */
+    bool counted;             /* step t is counted */
     /* [t+1] by position: what the full run's mean row (with NEEDS_FISHER: its evidence `fisher`) still adds up to over
      * the counted rows after t. Meaningful with NEEDS_FUTURE only. */
     const double *future;
@@ -102,6 +134,8 @@ typedef struct policy {
     int (*init)(policy_setup *s);
     /* Number of per-entry arrays. */
     int (*fields)(const policy_setup *s);
+    /* Number of f64 in the unit's state. NULL = none. */
+    size_t (*state)(const policy_setup *s, const policy_shape *shape);
     void (*observe)(const policy_setup *s, const policy_view *v);
     /* The first resident, below n, whose value in the coming row `observe` will look at: what is before is not
      * computed. NULL = all are. */

@@ -20,6 +20,8 @@ struct replay {
     int32_t *entry; /* [capacity] ascending */
     uint16_t *mask; /* [n_tokens / 16, rounded up] bit i % 16 of mask[i / 16]: entry i is there */
     double **field; /* [n_fields][capacity] the policy's memory, parallel to entry */
+    size_t n_state;
+    double *state; /* [n_state] the policy's memory of the unit */
     float *row, *scratch;
     double *score;
     int32_t *victim; /* [capacity] indices into entry */
@@ -41,19 +43,21 @@ static size_t mask_blocks(int32_t n_tokens) {
     return kernel_pad((size_t)n_tokens) / KERNEL_LANES;
 }
 
-static replay *carve(const sim_config *c, int32_t n_tokens, void *block, size_t *bytes) {
+static replay *carve(const sim_config *c, int32_t n_tokens, const policy_shape *shape, void *block, size_t *bytes) {
     mem_carver m = {.base = block};
     replay *r = mem_carve(&m, 1, sizeof *r);
     int32_t capacity = c->is_full ? 0 : most_residents(c, n_tokens);
     int n_fields = c->is_full ? 0 : c->setup.policy->fields(&c->setup);
     size_t padded = kernel_pad((size_t)capacity);
     replay made = {.c = c, .n_tokens = n_tokens, .capacity = capacity, .n_fields = n_fields};
+    if (!c->is_full && c->setup.policy->state) made.n_state = c->setup.policy->state(&c->setup, shape);
     made.entry = mem_carve(&m, padded, sizeof *made.entry);
     made.mask = mem_carve(&m, capacity ? mask_blocks(n_tokens) : 0, sizeof *made.mask);
     made.row = mem_carve(&m, padded + KERNEL_LANES, sizeof *made.row); /* see kernels.h */
     made.scratch = mem_carve(&m, 4 * padded, sizeof *made.scratch);
     made.score = mem_carve(&m, padded, sizeof *made.score);
     made.victim = mem_carve(&m, padded, sizeof *made.victim);
+    made.state = mem_carve(&m, made.n_state, sizeof *made.state);
     made.field = mem_carve(&m, (size_t)n_fields, sizeof *made.field);
     for (int k = 0; k < n_fields; k++) {
         double *field = mem_carve(&m, padded, sizeof *field);
@@ -64,16 +68,16 @@ static replay *carve(const sim_config *c, int32_t n_tokens, void *block, size_t 
     return r;
 }
 
-size_t replay_bytes(const sim_config *config, int32_t n_tokens) {
+size_t replay_bytes(const sim_config *config, int32_t n_tokens, const policy_shape *shape) {
     size_t bytes;
-    carve(config, n_tokens, NULL, &bytes);
+    carve(config, n_tokens, shape, NULL, &bytes);
     return bytes;
 }
 
-int replay_new(const sim_config *config, int32_t n_tokens, replay **out) {
-    size_t bytes = replay_bytes(config, n_tokens);
+int replay_new(const sim_config *config, int32_t n_tokens, const policy_shape *shape, replay **out) {
+    size_t bytes = replay_bytes(config, n_tokens, shape);
     void *block = mem_new(bytes, 1, "replay state");
-    *out = block ? carve(config, n_tokens, block, &bytes) : NULL;
+    *out = block ? carve(config, n_tokens, shape, block, &bytes) : NULL;
     return block ? 0 : ERR_DATA;
 }
 
@@ -89,6 +93,7 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     r->left_end = 0;
     for (size_t i = 0; i < kernel_pad((size_t)r->n_tokens); i++) evict_at[i] = r->n_tokens + 1;
     if (r->capacity) memset(r->mask, 0, mask_blocks(r->n_tokens) * sizeof *r->mask);
+    if (r->n_state) memset(r->state, 0, r->n_state * sizeof *r->state);
 }
 
 void replay_offer(replay *r, const float *out, const float *loss, const float *fisher, const double *future) {
@@ -294,6 +299,10 @@ void replay_step(replay *r, int32_t t, const float *const *heads, const replay_f
         .field = r->field,
         .heads = heads,
         .n_head = r->unit.n_head,
+        .data = r->unit.data,
+        .state = r->state,
+        .n_prompt = c->n_prompt,
+        .entropy = facts->entropy,
         .correct = facts->correct,
         .confidence = facts->confidence,
         .counted = facts->counted,

@@ -13,6 +13,7 @@ typedef struct replay replay;
 typedef struct replay_facts {
     bool correct;      /* the prediction made at step t was right; false at step T-1 */
     double confidence; /* exp(target_logprob[t]); 0 at step T-1 */
+    double entropy;    /* of the prediction, nats; 0 at step T-1 or where the trace does not say */
     bool counted;
 } replay_facts;
 
@@ -21,12 +22,13 @@ typedef struct replay_unit {
     int32_t sequence, layer, kv_head; /* kv_head 0 where the unit is a layer */
     int32_t window;                   /* 0 = none */
     int n_head;                       /* query heads of the unit */
+    const policy_layer *data;         /* for policies that need it, else may be NULL; outlives the unit's replay */
 } replay_unit;
 
-/* `config` must outlive the replay. Returns 0 or ERR_DATA. */
-int replay_new(const sim_config *config, int32_t n_tokens, replay **out);
-void replay_free(replay *r);                                     /* accepts NULL */
-size_t replay_bytes(const sim_config *config, int32_t n_tokens); /* what replay_new will allocate */
+/* For units of one shape. `config` must outlive the replay. Returns 0 or ERR_DATA. */
+int replay_new(const sim_config *config, int32_t n_tokens, const policy_shape *shape, replay **out);
+void replay_free(replay *r);                                                                /* accepts NULL */
+size_t replay_bytes(const sim_config *config, int32_t n_tokens, const policy_shape *shape); /* of replay_new */
 
 /* Start a unit. evict_at [kernel_pad(T)] is filled with T+1 and then written as entries leave. */
 void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at);

@@ -51,7 +51,9 @@ int sweep_check_policy(const trace *t, size_t seq, const sim_config *config) {
     if ((evidence & NEEDS_FISHER) && s->n_fisher < 1)
         return err_set(ERR_DATA, "%s: trace has no grad/fisher, which %s needs (trace again with --gradients fisher:1)",
                        trace_path(t), config->spec);
-    return 0;
+    if ((config->setup.needs & NEEDS_ENTROPY) && !s->entropy)
+        return err_set(ERR_DATA, "%s: trace has no logits/entropy, which %s needs", trace_path(t), config->spec);
+    return layer_data_check(t, seq, config->setup.needs, config->spec);
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
@@ -89,7 +91,8 @@ static size_t carve_run(const pass *w, run *r, void *block) {
 static size_t run_bytes(const pass *w, const sim_config *c, bool given) {
     run r = {.n_units = given ? w->m->n_kv_head : units_of(w, c), .is_given = given};
     size_t bytes = carve_run(w, &r, NULL);
-    if (!given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens);
+    policy_shape shape = layer_data_shape(w->m, c->unit_layer);
+    if (!given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens, &shape);
     return bytes + (w->o->keep_lifetimes ? lifetimes_cells(w) * sizeof(int32_t) : 0);
 }
 
@@ -152,9 +155,10 @@ static size_t carve_pass(pass *w, void *block) {
     w->stream = mem_carve(&m, threads * sets * LAYER_ROWS * w->stride, sizeof *w->stream);
     w->deviation = mem_carve(&m, threads * (size_t)w->n_streams_most * w->stride, sizeof *w->deviation);
     w->scratch = mem_carve(&m, threads * (tokens + 2), sizeof *w->scratch);
-    size_t embd = w->o->out_err ? (size_t)w->m->n_embd : 0;
-    w->wo = mem_carve(&m, heads * dim * embd, sizeof *w->wo);
-    w->embd = mem_carve(&m, threads * embd, sizeof *w->embd);
+    size_t embd = (size_t)w->m->n_embd;
+    bool wo = w->o->out_err || (w->data.needs & NEEDS_WO);
+    w->wo = mem_carve(&m, wo ? heads * dim * embd : 0, sizeof *w->wo);
+    w->embd = mem_carve(&m, w->o->out_err ? threads * embd : 0, sizeof *w->embd);
     return m.used;
 }
 
@@ -168,6 +172,7 @@ static void fill_facts(pass *w) {
         w->counted[t] = !last && t >= w->n_prompt && (!s->counted || s->counted[t]);
         w->facts[t].correct = !last && s->correct && s->correct[t];
         w->facts[t].confidence = !last && s->target_logprob ? exp((double)s->target_logprob[t]) : 0;
+        w->facts[t].entropy = !last && s->entropy ? (double)s->entropy[t] : 0;
         w->facts[t].counted = w->counted[t];
     }
     for (int b = 0; b < BLOCKS_PER_ROW; b++) {
@@ -181,7 +186,8 @@ static int start_run(pass *w, run *r) {
     void *block = mem_new(bytes, 1, "configuration");
     if (!block) return ERR_DATA;
     carve_run(w, r, block);
-    for (int u = 0; u < r->n_units && !r->is_given; u++) TRY(replay_new(r->c, w->n_tokens, &r->replay[u]));
+    policy_shape shape = layer_data_shape(w->m, r->c->unit_layer);
+    for (int u = 0; u < r->n_units && !r->is_given; u++) TRY(replay_new(r->c, w->n_tokens, &shape, &r->replay[u]));
     sweep_result *out = r->out;
     *out = (sweep_result){0};
     if (w->o->keep_lifetimes) {
@@ -364,11 +370,15 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
                    &w.steps));
     choose_streams(&w, configs, n);
     choose_tile(&w);
+    unsigned needs = 0;
+    for (size_t i = 0; i < n && !given; i++) needs |= configs[i].setup.needs;
+    int code = layer_data_new(m, needs, &w.data);
     size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_fixed * w.stride * sizeof(float);
     size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq, w.tile) : 0;
     cost->fixed = bytes + streams + gradients + trace_layer_bytes(t, seq, options->form);
-    void *block = mem_new(bytes, 1, "sweep");
-    int code = block ? 0 : ERR_DATA;
+    cost->fixed += layer_data_bytes(t, seq, needs);
+    void *block = code ? NULL : mem_new(bytes, 1, "sweep");
+    if (!block) code = ERR_DATA;
     if (!code) {
         carve_pass(&w, block);
         fill_facts(&w);
@@ -377,6 +387,7 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
         progress_end();
     }
     sample_free(&w.steps);
+    layer_data_free(&w.data);
     mem_free(block);
     return code;
 }

@@ -230,7 +230,9 @@ typedef struct closed_pass {
 int verify_closed_allows(const sim_config *config) {
     unsigned live = NEEDS_ROW | NEEDS_CORRECT | NEEDS_CONFIDENCE;
     if (!(config->setup.needs & ~live)) return 0;
-    return err_set(ERR_USAGE, "%s looks at the full run's future or gradients, which no running model has: --mode open",
+    return err_set(ERR_USAGE,
+                   "%s looks at more than rows and predictions (the full run's future, gradients, keys ...), which "
+                   "--mode closed does not have: --mode open",
                    config->spec);
 }
 
@@ -261,7 +263,8 @@ static int start_units(closed_pass *w) {
             unit->layer = (int)(k * (size_t)n_kv / (size_t)m->n_kv_head);
             unit->first_kv = (int)(k * (size_t)n_kv % (size_t)m->n_kv_head);
             unit->evict_at = w->evict_at + u * kernel_pad((size_t)w->x->n_tokens);
-            TRY(replay_new(c, w->x->n_tokens, &unit->replay));
+            policy_shape shape = {m->n_layer, group * n_kv, n_kv, m->head_dim, m->n_embd};
+            TRY(replay_new(c, w->x->n_tokens, &shape, &unit->replay));
             replay_unit place = {.sequence = w->x->sequence,
                                  .layer = unit->layer,
                                  .kv_head = unit->first_kv,
@@ -311,7 +314,7 @@ static int judge_task(void *context, size_t i, int worker) {
     w->facts[i] = (replay_facts){0};
     if (w->t == x->n_tokens - 1) return 0; /* nothing follows to be predicted: it counts as wrong */
     int32_t next = x->tokens[w->t + 1];
-    w->facts[i] = (replay_facts){top == next, exp((double)logits[next] - lse), is_counted(x, w->t)};
+    w->facts[i] = (replay_facts){top == next, exp((double)logits[next] - lse), 0, is_counted(x, w->t)};
     if (w->facts[i].counted)
         w->steps[i * w->n_counted + w->counted_so_far] =
             truth_of_step(logits, lse, top, n_vocab, logits_of(w, 0), w->p, &w->base, next);

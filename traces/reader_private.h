@@ -48,7 +48,8 @@ struct trace_layer {
 
     float *keys; /* factored: of each kv head, packed */
     size_t keys_stride;
-    float *v; /* [n_kv_head][n_tokens][dim], NULL if absent */
+    float *v;                 /* [n_kv_head][n_tokens][dim], NULL if absent */
+    float *plain_k, *plain_q; /* [n_kv_head][n_tokens][dim], [n_head][n_tokens][dim]; NULL until loaded */
 
     grad_source grad_of[2]; /* grad/loss, grad/fisher; n is 0 until trace_layer_read_grad */
     float *grad;            /* [1 + n_fisher][n_head][grad_rows][dim] */

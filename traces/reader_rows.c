@@ -78,23 +78,21 @@ static int read_head(tiles *s, int layer, int head, char *stored, float *to, poo
     return check_finite(s, layer, head, to, T, dim);
 }
 
-/* attn/v as it is, attn/k packed for the kernels. */
-static int read_kv(trace_layer *l, const char *array, bool keys, pool *p) {
-    const trace_model *m = &l->t->model;
-    size_t T = (size_t)l->n_tokens, kv = (size_t)m->n_kv_head, per_head = keys ? l->keys_stride : T * l->dim;
+/* All heads of an array, as it is or packed for the kernels, into new memory at *to. */
+static int read_heads(trace_layer *l, const char *array, int n_heads, bool packed, float **to, pool *p) {
+    size_t T = (size_t)l->n_tokens, heads = (size_t)n_heads, per_head = packed ? l->keys_stride : T * l->dim;
     char name[64];
     tiles s;
     name_of(name, l->seq, array);
     TRY(tiles_open(&s, l->t->h5, l->t->path, name, 4, true));
-    float **to = keys ? &l->keys : &l->v;
-    *to = mem_new(kv, per_head * sizeof **to, name);
+    *to = mem_new(heads, per_head * sizeof **to, name);
     char *stored = mem_new(T + (size_t)s.rows, l->dim * s.size, name);
-    float *plain = keys ? mem_new(T * l->dim, sizeof *plain, name) : NULL;
-    int code = *to && stored && (plain || !keys) ? 0 : ERR_DATA;
-    for (size_t h = 0; h < kv && !code; h++) {
+    float *plain = packed ? mem_new(T * l->dim, sizeof *plain, name) : NULL;
+    int code = *to && stored && (plain || !packed) ? 0 : ERR_DATA;
+    for (size_t h = 0; h < heads && !code; h++) {
         float *out = *to + h * per_head;
-        code = read_head(&s, l->layer, (int)h, stored, keys ? plain : out, p);
-        if (!code && keys) kernels()->pack_keys(plain, T, l->dim, out);
+        code = read_head(&s, l->layer, (int)h, stored, packed ? plain : out, p);
+        if (!code && packed) kernels()->pack_keys(plain, T, l->dim, out);
     }
     mem_free(stored);
     mem_free(plain);
@@ -143,9 +141,9 @@ static int open_layer(trace_layer *l, pool *p) {
         l->keys_stride = kernel_pad((size_t)l->n_tokens) * l->dim;
         l->q = mem_new((size_t)m->n_head * (size_t)s->rows * l->dim, sizeof *l->q, name);
         if (!l->q) return ERR_DATA;
-        TRY(read_kv(l, "k", true, p));
+        TRY(read_heads(l, "k", m->n_kv_head, true, &l->keys, p));
     }
-    return l->t->seq[l->seq].has_v ? read_kv(l, "v", false, p) : 0;
+    return l->t->seq[l->seq].has_v ? read_heads(l, "v", m->n_kv_head, false, &l->v, p) : 0;
 }
 
 int trace_layer_open(trace *t, size_t seq, int layer, trace_form form, pool *p, trace_layer **out) {
@@ -178,12 +176,43 @@ void trace_layer_close(trace_layer *l) {
     mem_free(l->next_q);
     mem_free(l->keys);
     mem_free(l->v);
+    mem_free(l->plain_k);
+    mem_free(l->plain_q);
     reader_close_grad(l);
     mem_free(l);
 }
 
 const float *trace_layer_v(const trace_layer *l, int kv_head) {
     return l->v ? l->v + (size_t)kv_head * (size_t)l->n_tokens * l->dim : NULL;
+}
+
+static int load_plain(trace_layer *l, const char *array, int n_heads, float **to, pool *p) {
+    if (*to) return 0;
+    if (!l->t->seq[l->seq].has_factored)
+        return err_set(ERR_DATA, "%s: seq/%04zu has no attn/%s", l->t->path, l->seq, array);
+    return read_heads(l, array, n_heads, false, to, p);
+}
+
+int trace_layer_load_k(trace_layer *l, pool *p) {
+    return load_plain(l, "k", l->t->model.n_kv_head, &l->plain_k, p);
+}
+
+int trace_layer_load_q(trace_layer *l, pool *p) {
+    return load_plain(l, "q", l->t->model.n_head, &l->plain_q, p);
+}
+
+const float *trace_layer_k(const trace_layer *l, int kv_head) {
+    return l->plain_k + (size_t)kv_head * (size_t)l->n_tokens * l->dim;
+}
+
+const float *trace_layer_q(const trace_layer *l, int head) {
+    return l->plain_q + (size_t)head * (size_t)l->n_tokens * l->dim;
+}
+
+size_t trace_layer_plain_bytes(const trace *t, size_t seq, bool keys, bool queries) {
+    const trace_model *m = &t->model;
+    size_t heads = (keys ? (size_t)m->n_kv_head : 0) + (queries ? (size_t)m->n_head : 0);
+    return heads * (size_t)t->seq[seq].n_tokens * (size_t)m->head_dim * sizeof(float);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------- */

@@ -97,6 +97,14 @@ const float *trace_layer_grad(const trace_layer *l, int set, int head);
 /* Values of a kv head, [T][head_dim] f32, or NULL if the trace has no attn/v. Owned by the layer. */
 const float *trace_layer_v(const trace_layer *l, int kv_head);
 
+/* Load the layer's keys, or its queries, as they were stored (after RoPE): for trace_layer_k and trace_layer_q. Refused
+ * by name where the trace has none. Adds trace_layer_plain_bytes. */
+int trace_layer_load_k(trace_layer *l, pool *p);
+int trace_layer_load_q(trace_layer *l, pool *p);
+const float *trace_layer_k(const trace_layer *l, int kv_head); /* [T][head_dim] f32, owned by the layer */
+const float *trace_layer_q(const trace_layer *l, int head);    /* the same */
+size_t trace_layer_plain_bytes(const trace *t, size_t seq, bool keys, bool queries);
+
 /* model/wo of one layer as f32 [n_head*head_dim][n_embd] into `out`; refused by name if absent. */
 int trace_read_wo(trace *t, int layer, float *out);
 

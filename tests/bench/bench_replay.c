@@ -80,7 +80,7 @@ static int prepare(bench *b, const char *path, const char *budgets, const char *
 static int replay_all(bench *b, const sim_config *c, cost *spent) {
     replay *r;
     const float *heads[HEADS_MOST];
-    TRY(replay_new(c, b->T, &r));
+    TRY(replay_new(c, b->T, &(policy_shape){.n_layer = 1, .n_head = b->n_head, .n_kv = 1}, &r));
     replay_unit unit = {.n_head = b->n_head};
     cost start = cost_now();
     replay_begin(r, &unit, b->evict_at);

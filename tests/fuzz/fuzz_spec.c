@@ -112,6 +112,28 @@ static float pseudo_random(uint32_t *state) {
     return (float)(*state >> 8) / (1 << 24);
 }
 
+enum { DIM = 4, WIDTH = 6 };
+
+/* Random keys, values and queries: the same for every unit. */
+static const policy_layer *random_layer(void) {
+    static float x[MOST_TOKENS][DIM], wo[DIM][WIDTH];
+    static const float *const one[HEADS] = {x[0], x[0]}, *const out[HEADS] = {wo[0], wo[0]};
+    static const policy_layer layer = {.shape = {1, HEADS, 1, DIM, WIDTH},
+                                       .k = one,
+                                       .v = one,
+                                       .q = one,
+                                       .wo = out,
+                                       .scale = 0.5,
+                                       .rope_base = 1e4,
+                                       .rope_dims = DIM};
+    uint32_t state = 7;
+    for (int i = 0; i < MOST_TOKENS; i++)
+        for (int c = 0; c < DIM; c++) x[i][c] = pseudo_random(&state) - 0.5f;
+    for (int c = 0; c < DIM; c++)
+        for (int j = 0; j < WIDTH; j++) wo[c][j] = pseudo_random(&state) - 0.5f;
+    return &layer;
+}
+
 static void replay_config(const sim_config *c, int32_t n_tokens, int32_t window) {
     float row[HEADS][MOST_TOKENS + KERNEL_LANES] = {0}, evidence[MOST_TOKENS + KERNEL_LANES] = {0};
     double future[MOST_TOKENS];
@@ -120,15 +142,16 @@ static void replay_config(const sim_config *c, int32_t n_tokens, int32_t window)
     uint32_t state = 1;
     replay *r;
     for (int32_t i = 0; i < n_tokens; i++) future[i] = (double)pseudo_random(&state);
-    check(replay_new(c, n_tokens, &r) == 0);
-    replay_begin(r, &(replay_unit){.window = window, .n_head = HEADS}, evict_at);
+    const policy_layer *layer = random_layer();
+    check(replay_new(c, n_tokens, &layer->shape, &r) == 0);
+    replay_begin(r, &(replay_unit){.window = window, .n_head = HEADS, .data = layer}, evict_at);
     for (int32_t t = 0; t < n_tokens; t++) {
         for (int32_t i = 0; i <= t; i++) {
             for (int h = 0; h < HEADS; h++) row[h][i] = pseudo_random(&state);
             evidence[i] = pseudo_random(&state) - 0.5f;
         }
         replay_offer(r, evidence, evidence, evidence, future);
-        replay_step(r, t, heads, &(replay_facts){t % 3 == 0, 0.5, true});
+        replay_step(r, t, heads, &(replay_facts){.correct = t % 3 == 0, .confidence = 0.5, .entropy = 1, .counted = true});
         if (!c->is_full) check_step(c, r, evict_at, t, window);
     }
     replay_free(r);

@@ -44,7 +44,7 @@ static outcome replay_one(const char *spec, const setting *s, const float *const
     if (sim_asks_build(&spec, 1, &flags, &asks)) fail_msg("%s", err_message());
     assert_int_equal(asks.n, 1);
     if (sim_config_resolve(&asks.ask[0], &flags, s->n_tokens, 0, &c)) fail_msg("%s", err_message());
-    assert_int_equal(replay_new(&c, s->n_tokens, &r), 0);
+    assert_int_equal(replay_new(&c, s->n_tokens, &(policy_shape){.n_layer = 1, .n_head = n_head, .n_kv = 1}, &r), 0);
     replay_unit unit = {.n_head = n_head, .window = s->window};
     replay_begin(r, &unit, out.evict_at);
     for (int32_t t = 0; t < s->n_tokens; t++) {

@@ -1,0 +1,84 @@
+#include "sim/layer_data.h"
+#include "base/err.h"
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* "base 100000, interleaved, 64 dims": the tracer's words for a plain rotation. */
+static bool parse_rope(const char *text, policy_layer *out) {
+    char kind[16];
+    int used = 0;
+    if (sscanf(text, "base %lf, %15[a-z], %d dims%n", &out->rope_base, kind, &out->rope_dims, &used) != 3) return false;
+    out->rope_interleaved = strcmp(kind, "interleaved") == 0;
+    return text[used] == 0 && (out->rope_interleaved || strcmp(kind, "neox") == 0) && out->rope_base > 0 &&
+           out->rope_dims > 0 && out->rope_dims % 2 == 0;
+}
+
+size_t layer_data_bytes(const trace *t, size_t seq, unsigned needs) {
+    return trace_layer_plain_bytes(t, seq, (needs & NEEDS_KEYS) != 0, (needs & NEEDS_QUERIES) != 0);
+}
+
+int layer_data_check(const trace *t, size_t seq, unsigned needs, const char *spec) {
+    const trace_sequence *s = trace_get_sequence(t, seq);
+    const trace_model *m = trace_get_model(t);
+    const char *lacks = NULL;
+    policy_layer rope;
+    if ((needs & NEEDS_KEYS) && !s->has_factored) lacks = "attn/k (trace again with --attention factored)";
+    if ((needs & NEEDS_QUERIES) && !s->has_factored) lacks = "attn/q (trace again with --attention factored)";
+    if ((needs & NEEDS_VALUES) && !s->has_v) lacks = "attn/v (trace again with --attention factored)";
+    if ((needs & NEEDS_WO) && (!trace_has_wo(t) || !m->n_embd)) lacks = "model/wo (kvlag trace writes it)";
+    if ((needs & NEEDS_ROPE) && !parse_rope(m->rope, &rope)) lacks = "a known rotation in the attribute rope";
+    if (!lacks) return 0;
+    return err_set(ERR_DATA, "%s: %s needs %s", trace_path(t), spec, lacks);
+}
+
+policy_shape layer_data_shape(const trace_model *m, bool whole) {
+    int parts = whole ? 1 : m->n_kv_head;
+    return (policy_shape){m->n_layer, m->n_head / parts, m->n_kv_head / parts, m->head_dim, m->n_embd};
+}
+
+static policy_layer part(const layer_data *d, bool whole, size_t kv) {
+    policy_layer l = {.shape = layer_data_shape(d->m, whole), .scale = (double)d->m->scale};
+    size_t head = kv * (size_t)(d->m->n_head / d->m->n_kv_head);
+    if (d->needs & NEEDS_KEYS) l.k = d->k + kv;
+    if (d->needs & NEEDS_VALUES) l.v = d->v + kv;
+    if (d->needs & NEEDS_QUERIES) l.q = d->q + head;
+    if (d->needs & NEEDS_WO) l.wo = d->wo + head;
+    if (d->needs & NEEDS_ROPE) parse_rope(d->m->rope, &l);
+    return l;
+}
+
+int layer_data_new(const trace_model *m, unsigned needs, layer_data *out) {
+    size_t kv = (size_t)m->n_kv_head, heads = (size_t)m->n_head;
+    *out = (layer_data){.m = m, .needs = needs};
+    out->head = mem_new(kv, sizeof *out->head, "layer data");
+    out->k = mem_new(2 * kv + 2 * heads, sizeof *out->k, "layer data");
+    if (!out->head || !out->k) return ERR_DATA;
+    out->v = out->k + kv;
+    out->q = out->v + kv;
+    out->wo = out->q + heads;
+    out->whole = part(out, true, 0);
+    for (size_t u = 0; u < kv; u++) out->head[u] = part(out, false, u);
+    return 0;
+}
+
+void layer_data_free(layer_data *d) {
+    mem_free(d->head);
+    mem_free(d->k);
+    *d = (layer_data){0};
+}
+
+int layer_data_open(layer_data *d, trace_layer *l, const float *wo, pool *p) {
+    if (d->needs & NEEDS_KEYS) TRY(trace_layer_load_k(l, p));
+    if (d->needs & NEEDS_QUERIES) TRY(trace_layer_load_q(l, p));
+    for (int u = 0; u < d->m->n_kv_head; u++) {
+        if (d->needs & NEEDS_KEYS) d->k[u] = trace_layer_k(l, u);
+        if (d->needs & NEEDS_VALUES) d->v[u] = trace_layer_v(l, u);
+    }
+    for (int h = 0; h < d->m->n_head; h++) {
+        if (d->needs & NEEDS_QUERIES) d->q[h] = trace_layer_q(l, h);
+        if (d->needs & NEEDS_WO) d->wo[h] = wo + (size_t)h * (size_t)d->m->head_dim * (size_t)d->m->n_embd;
+    }
+    return 0;
+}
