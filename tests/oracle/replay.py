@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from philox import words
-from specs import schedule_target
+from specs import OWN, schedule_target
 from tracefile import counted_steps, rows_of
 
 TOLERANCE = 1e-5  # f32 against f64: scores closer than this times (1 + |score|) are a tie
@@ -146,6 +146,11 @@ class Scorer:
         """Zero is zero in any arithmetic, but for sums that were subtracted down to it."""
         return self.policy.memory != "future"
 
+    @property
+    def has_thresholds(self):
+        """Can a value that lies on a threshold change a score by more than TOLERANCE?"""
+        return self.policy.memory == "age" or ">=" in self.policy.evidence
+
     def observe(self, t, resident, row):
         self.row[t] = row
         tau = self.policy.tau
@@ -185,6 +190,10 @@ class Scorer:
         assert p.memory == "first", p.memory
         after = self.evidence[i + 1:min(end, i + p.lag) + 1, i]
         return after.mean() if len(after) else self.row[i, i]
+
+
+def scorer_of(trace, s, unit, config, signals, sequence, slack=0.0):
+    return OWN.get(config.policy.name, Scorer)(trace, s, unit, config, signals, sequence, slack)
 
 
 # ---- eviction --------------------------------------------------------------------------------------------------------
@@ -270,10 +279,10 @@ def run_unit(trace, s, unit, config, signals, sequence, given=None):
     T, W = s.T, unit.window
     evict_at = np.full(T, T + 1) if given is None else given
     resident = np.zeros(T, bool)
-    at = Scorer(trace, s, unit, config, signals, sequence)
-    above = at if given is None else Scorer(trace, s, unit, config, signals, sequence, slack=TOLERANCE)
-    below = at if given is None else Scorer(trace, s, unit, config, signals, sequence, slack=-TOLERANCE)
-    thresholds = given is not None and (config.policy.memory == "age" or ">=" in config.policy.evidence)
+    at = scorer_of(trace, s, unit, config, signals, sequence)
+    above = at if given is None else scorer_of(trace, s, unit, config, signals, sequence, slack=TOLERANCE)
+    below = at if given is None else scorer_of(trace, s, unit, config, signals, sequence, slack=-TOLERANCE)
+    thresholds = given is not None and at.has_thresholds
     watch = [at] if not thresholds else [above, below]
     low, high = (below, above) if thresholds else (at, at)
     evictions = batches = 0

@@ -20,6 +20,7 @@ class Policy:
     unit: str = None
     lag: int = None
     cut: bool = False  # lag(L, P): evidence about entry i ends at row i+lag
+    own: tuple = ()  # ((parameter, text), ...) that only this policy has, the positional one first
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ PRESETS = {
     "mix": Policy("mix"),
 }
 SIGNALS = {"correct": "attn*correct", "uniform": "attn", "confidence": "attn*confidence", "focus": "attn*focus"}
+OWN = {}  # name -> scorer, for policies that are no evidence x memory: policies_*.py add theirs here and to PRESETS
 STATIC = {"position", "random", "-knorm", "vnorm"}
 
 
@@ -104,6 +106,11 @@ def parse(text, lag=None):
     policy = PRESETS[name]
     for part in parts:
         key, equals, value = part.partition("=")
+        if policy.own and not equals:
+            key, value = policy.own[0][0], part
+        if key in dict(policy.own):
+            policy = replace(policy, own=tuple((k, value if k == key else v) for k, v in policy.own))
+            continue
         if not equals or ">" in key:
             key, value = ("target", part) if name == "oracle" else ("evidence", part)
         if key in ("hold", "recent"):
