@@ -362,8 +362,8 @@ static int add_truth(const job *j, const row *r, text *csv) {
         TRY(text_add_csv(csv, texts[i]));
         TRY(text_add(csv, ","));
     }
-    TRY(text_add(csv, "%d,%s,%.9g,%.9g,%.9g,%.9g,", k->n_prompt, j->set->mode, r->truth.dloss, r->truth.kl,
-                 r->truth.kl_p99, r->truth.top1_flips));
+    TRY(text_add(csv, "%d,%s,%.9g,%.9g,%.9g,%.9g,%.9g,", k->n_prompt, j->set->mode, r->truth.dloss, r->truth.kl,
+                 r->truth.kl_p99, r->truth.top1_flips, r->truth.exact));
     return isnan(r->truth.overlap) ? text_add(csv, "\n") : text_add(csv, "%.9g\n", r->truth.overlap);
 }
 
@@ -372,7 +372,7 @@ static int compose(const job *j, text *csv) {
                  trace_label(j->trace), trace_hash(j->trace), j->set->mode));
     TRY(text_add_bytes(csv, j->skipped.data, j->skipped.n));
     TRY(text_add(csv, "trace,seq,policy,spec,budget_asked,budget,lag,unit,schedule,pending,n_prompt,mode,true_dloss,"
-                      "true_kl,kl_p99,top1_flips,kept_overlap\n"));
+                      "true_kl,kl_p99,top1_flips,exact_match,kept_overlap\n"));
     for (size_t i = 0; i < j->n_rows; i++) TRY(add_truth(j, &j->rows[i], csv));
     return 0;
 }

@@ -34,6 +34,7 @@ truth_step truth_of_step(const float *logits, double lse, int32_t top, size_t n,
         /* Divided by the mass of the rounded probabilities, a shift of all logits costs nothing. */
         .kl = moved / full->mass + shift,
         .flip = top != full->top,
+        .right = top == next,
     };
 }
 
@@ -42,10 +43,22 @@ static int ascending(const void *pa, const void *pb) {
     return (a > b) - (a < b);
 }
 
+/* Share of the answers that are right from their first to their last step. */
+static double exact_match(const truth_step *steps, size_t n) {
+    size_t answers = 0, exact = 0;
+    for (size_t i = 0, end; i < n; i = end) {
+        bool all = steps[i].right;
+        for (end = i + 1; end < n && !steps[end].begins; end++) all = all && steps[end].right;
+        answers++;
+        exact += all;
+    }
+    return (double)exact / (double)answers;
+}
+
 int truth_mean(const truth_step *steps, size_t n, truth *out) {
     double *kl = mem_new(n, sizeof *kl, "steps");
     if (!kl) return ERR_DATA;
-    *out = (truth){.overlap = NAN};
+    *out = (truth){.exact = exact_match(steps, n), .overlap = NAN};
     for (size_t i = 0; i < n; i++) {
         out->dloss += steps[i].dloss;
         out->kl += steps[i].kl;

@@ -21,13 +21,16 @@ typedef struct truth_full {
 typedef struct truth_step {
     double dloss, kl; /* nats */
     bool flip;        /* another token is the most likely one */
+    bool right;       /* the text's own token is the most likely one */
+    bool begins;      /* an answer: the step before is not counted */
 } truth_step;
 
-/* Means over the counted steps. */
+/* Means over the counted steps, and over the answers: the runs of consecutive counted steps. */
 typedef struct truth {
     double dloss, kl;
     double kl_p99;     /* 99th percentile over the counted steps, linear between order statistics */
     double top1_flips; /* share of the counted steps */
+    double exact;      /* share of the answers whose every token is the most likely one */
     double overlap;    /* see truth_overlap; NaN where it does not apply */
 } truth;
 
@@ -38,11 +41,12 @@ double truth_lse(const float *logits, size_t n, int32_t *top);
 void truth_of_full(const float *logits, size_t n, float *p, truth_full *out);
 
 /* A step of an evicting run whose log sum exp and top token are known, against the full run's. `next` is the text's
- * token. */
+ * token. `begins` is left false. */
 truth_step truth_of_step(const float *logits, double lse, int32_t top, size_t n, const float *full_logits,
                          const float *p, const truth_full *full, int32_t next);
 
-/* Means over n >= 1 steps; overlap is set to NaN. Returns 0 or ERR_DATA (memory). */
+/* Means over n >= 1 steps, of which the first begins an answer in any case; overlap is set to NaN. Returns 0 or
+ * ERR_DATA (memory). */
 int truth_mean(const truth_step *steps, size_t n, truth *out);
 
 /* Mean over steps n_prompt .. T-1 of |A visible and B visible| / |A or B visible|, for two lifetimes of one unit, each

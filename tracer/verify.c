@@ -18,6 +18,11 @@ static bool is_counted(const verify_text *x, int32_t t) {
     return t >= x->n_prompt && t < x->n_tokens - 1 && (!x->counted || x->counted[t]);
 }
 
+/* Does an answer, a run of consecutive counted steps, begin at t? */
+static bool begins(const verify_text *x, int32_t t) {
+    return is_counted(x, t) && (t == 0 || !is_counted(x, t - 1));
+}
+
 static int32_t count(const verify_text *x) {
     int32_t n = 0;
     for (int32_t t = 0; t < x->n_tokens; t++) n += is_counted(x, t);
@@ -134,8 +139,10 @@ static int compare_row(void *context, size_t row, int worker) {
     int32_t t = o->step[o->row0 + row], top;
     double lse = truth_lse(o->logits + at, n_vocab, &top);
     TRY(check_finite(o->x, lse, t));
-    o->steps_of[o->row0 + row] = truth_of_step(o->logits + at, lse, top, n_vocab, o->full_logits + at, o->p + at,
-                                               &o->base[row], o->x->tokens[t + 1]);
+    truth_step *step = &o->steps_of[o->row0 + row];
+    *step = truth_of_step(o->logits + at, lse, top, n_vocab, o->full_logits + at, o->p + at, &o->base[row],
+                          o->x->tokens[t + 1]);
+    step->begins = begins(o->x, t);
     return 0;
 }
 
@@ -315,9 +322,10 @@ static int judge_task(void *context, size_t i, int worker) {
     if (w->t == x->n_tokens - 1) return 0; /* nothing follows to be predicted: it counts as wrong */
     int32_t next = x->tokens[w->t + 1];
     w->facts[i] = (replay_facts){top == next, exp((double)logits[next] - lse), 0, is_counted(x, w->t)};
-    if (w->facts[i].counted)
-        w->steps[i * w->n_counted + w->counted_so_far] =
-            truth_of_step(logits, lse, top, n_vocab, logits_of(w, 0), w->p, &w->base, next);
+    if (!w->facts[i].counted) return 0;
+    truth_step *step = &w->steps[i * w->n_counted + w->counted_so_far];
+    *step = truth_of_step(logits, lse, top, n_vocab, logits_of(w, 0), w->p, &w->base, next);
+    step->begins = begins(x, w->t);
     return 0;
 }
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ MAKE_GGUF = os.path.abspath("tests/tiny/make_gguf.py")
 TEXT = ("And God saw the light, that it was good: and God divided the light from the darkness. Tirzah gold. Seth "
         "honey. Tirzah gold.\n" * 8)  # fmt: skip
 KEY = "trace seq policy spec budget_asked budget lag unit schedule pending n_prompt".split()
-FIGURES = "mode true_dloss true_kl kl_p99 top1_flips kept_overlap".split()
+FIGURES = "mode true_dloss true_kl kl_p99 top1_flips exact_match kept_overlap".split()
 GRID = ["-p", "h2o", "-p", "rmm", "-p", "tova", "-p", "window", "-b", "12,25%", "-L", "2,4"]
 
 
@@ -124,13 +125,35 @@ def test_closed_loop(folder, tmp_path, verify):
     for a, b in zip(opened, closed):
         overlap = float(b["kept_overlap"])
         if b["spec"] in ("window", "full", "random"):  # decide without looking at rows
-            assert overlap == 1
+            assert overlap == 1 and a["exact_match"] == b["exact_match"]
             assert abs(float(a["true_dloss"]) - float(b["true_dloss"])) < 1e-4
             assert abs(float(a["true_kl"]) - float(b["true_kl"])) < 1e-4
         else:
             assert 0.3 < overlap < 1
         if b["spec"] == "full":
             assert [float(b[name]) for name in FIGURES[1:5]] == [0] * 4
+
+
+def test_exact_match_counts_answers(folder, tmp_path, verify):
+    """An answer is a run of counted steps; the full cache has those whose every step the trace calls correct."""
+    shutil.copy(folder / "t.h5", tmp_path / "t.h5")
+    want = []
+    with h5py.File(tmp_path / "t.h5", "r+") as f:
+        for i, seq in enumerate(f["seq"].values()):
+            counted = np.random.default_rng(i).random(len(seq["tokens"]) - 1) < 0.6
+            seq["counted"] = counted.astype("u1")
+            right, answers = seq["logits/correct"][:], []
+            for t in range(5, len(counted)):  # after the prompt of 5 steps
+                if counted[t]:
+                    answers += [1] if t == 5 or not counted[t - 1] else []
+                    answers[-1] *= int(right[t])
+            want.append(np.mean(answers))
+    assert all(0.1 < share < 0.9 for share in want)
+    for mode in "open", "closed":
+        rows, _ = verify("-p", "full", "-p", "window", "-b", 8, "--mode", mode, trace=tmp_path / "t.h5")
+        got = {(r["spec"], int(r["seq"])): float(r["exact_match"]) for r in rows}
+        for i, share in enumerate(want):
+            assert abs(got["full", i] - share) < 1e-8 and got["window", i] < share
 
 
 # ---- where configurations come from ----------------------------------------------------------------------------------
@@ -276,7 +299,7 @@ H2O = ["-p", "h2o", "-b", "12"]
     (2, "--from-lifetimes brings its configurations", ["tiny.gguf", "t.h5", "--from-lifetimes", "l.h5", "-L", "3"]),
     (2, "RESULTS.csv brings its prompts", ["tiny.gguf", "t.h5", "r.csv", "--prompt", "9"]),
     (2, "--mode closed needs policies", ["tiny.gguf", "t.h5", "--from-lifetimes", "l.h5", "--mode", "closed"]),
-    (2, "oracle(mass) looks at the full run's future",
+    (2, "oracle(mass) looks at more than rows and predictions",
      ["tiny.gguf", "t.h5", "-p", "oracle(mass)", "-b", "12", "--mode", "closed"]),
     (2, "--mode", ["tiny.gguf", "t.h5", *H2O, "--mode", "ajar"]),
     (2, "unknown policy 'h3o'", ["tiny.gguf", "t.h5", "-p", "h3o", "-b", "12"]),

@@ -122,12 +122,14 @@ static void a_step_by_hand(void **state) {
     double lse = truth_lse(other, 3, &top);
     truth_step s = truth_of_step(other, lse, top, 3, full, p, &f, 0);
     assert_int_equal(top, 1);
-    assert_true(s.flip);
+    assert_true(s.flip && !s.right);
     assert_float_equal(s.dloss, 0.9162907, 1e-6); /* ln(.5/.2) */
     assert_float_equal(s.kl, 0.2238045, 1e-6);    /* .5 ln(.5/.2) + .3 ln(.3/.5) + .2 ln(.2/.3) */
     lse = truth_lse(full, 3, &top);
     s = truth_of_step(full, lse, top, 3, full, p, &f, 2);
-    assert_true(s.dloss == 0 && s.kl == 0 && !s.flip);
+    assert_true(s.dloss == 0 && s.kl == 0 && !s.flip && !s.right);
+    s = truth_of_step(full, lse, top, 3, full, p, &f, 0);
+    assert_true(s.right && !s.begins);
 }
 
 static void ties_and_bad_logits(void **state) {
@@ -142,7 +144,8 @@ static void ties_and_bad_logits(void **state) {
 
 static void means_and_percentile(void **state) {
     (void)state;
-    const truth_step steps[4] = {{1, 4, true}, {-2, 1, false}, {3, 3, false}, {0, 2, false}};
+    const truth_step steps[4] = {
+        {.dloss = 1, .kl = 4, .flip = true}, {.dloss = -2, .kl = 1}, {.dloss = 3, .kl = 3}, {.kl = 2}};
     truth t;
     assert_int_equal(truth_mean(steps, 4, &t), 0);
     assert_float_equal(t.dloss, .5, 0);
@@ -152,6 +155,21 @@ static void means_and_percentile(void **state) {
     assert_true(isnan(t.overlap));
     assert_int_equal(truth_mean(steps, 1, &t), 0);
     assert_float_equal(t.kl_p99, 4, 0);
+}
+
+/* Answers of three, one, two and two tokens: right throughout, wrong, wrong at its end, wrong at its start. */
+static void answers_by_hand(void **state) {
+    (void)state;
+    const struct { bool begins, right; } of[8] = {{1, 1}, {0, 1}, {0, 1}, {1, 0}, {1, 1}, {0, 0}, {1, 0}, {0, 1}};
+    truth_step steps[8] = {0};
+    truth t;
+    for (int i = 0; i < 8; i++) steps[i] = (truth_step){.begins = of[i].begins, .right = of[i].right};
+    assert_int_equal(truth_mean(steps, 8, &t), 0);
+    assert_float_equal(t.exact, 1. / 4, 0);
+    assert_int_equal(truth_mean(steps, 3, &t), 0);
+    assert_float_equal(t.exact, 1, 0);
+    assert_int_equal(truth_mean(steps + 1, 3, &t), 0); /* what comes first begins an answer */
+    assert_float_equal(t.exact, 1. / 2, 0);
 }
 
 static void overlap_by_hand(void **state) {
@@ -468,6 +486,7 @@ int main(void) {
         cmocka_unit_test(a_step_by_hand),
         cmocka_unit_test(ties_and_bad_logits),
         cmocka_unit_test(means_and_percentile),
+        cmocka_unit_test(answers_by_hand),
         cmocka_unit_test(overlap_by_hand),
         cmocka_unit_test(steps_equal_masked_passes),
         cmocka_unit_test(copies_do_not_depend_on_each_other),
