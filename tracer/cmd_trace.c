@@ -5,6 +5,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "tracer/capture.h"
+#include "tracer/marks.h"
 #include "tracer/plugin.h"
 #include "tracer/tracer.h"
 
@@ -25,7 +26,7 @@ enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, DENSE_LIMIT_MIB = 512 };
 typedef struct settings {
     const char *out, *attention, *gradients, *logits;
     long long tokens, prompt, threads, seed;
-    bool special, force, quiet, verbose;
+    bool special, marked, force, quiet, verbose;
     plugin_choice compute;
     opt_list files; /* MODEL TEXT... */
 } settings;
@@ -33,8 +34,9 @@ typedef struct settings {
 /* One text and what became of it. */
 typedef struct sequence {
     const char *path; /* "-": standard input */
-    text bytes;
+    text bytes;       /* without marks */
     token_list tokens;
+    marked_steps steps; /* nothing, where texts are not marked */
 } sequence;
 
 typedef struct job {
@@ -62,11 +64,11 @@ static int read_all(int fd, const char *path, text *out) {
     return 0;
 }
 
-static int read_text(sequence *s) {
-    if (strcmp(s->path, "-") == 0) return read_all(STDIN_FILENO, "standard input", &s->bytes);
+static int read_text(const sequence *s, text *out) {
+    if (strcmp(s->path, "-") == 0) return read_all(STDIN_FILENO, "standard input", out);
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return err_set(ERR_DATA, "%s: %s", s->path, strerror(errno));
-    int code = read_all(fd, s->path, &s->bytes);
+    int code = read_all(fd, s->path, out);
     close(fd);
     return code;
 }
@@ -89,12 +91,35 @@ static int check_length(const job *j, const sequence *s, const char *name) {
     return 0;
 }
 
-static int tokenize(const job *j, sequence *s) {
-    const char *name = strcmp(s->path, "-") == 0 ? "standard input" : s->path;
-    TRY(read_text(s));
+static int tokenize(const job *j, sequence *s, const char *name) {
     TRY(tokenizer_encode(j->tokenizer, s->bytes.data ? s->bytes.data : "", s->bytes.n, j->set->special, &s->tokens));
     if (j->set->tokens && s->tokens.n > (size_t)j->set->tokens) s->tokens.n = (size_t)j->set->tokens;
     return check_length(j, s, name);
+}
+
+static int tokenize_marked(const job *j, sequence *s, const char *name) {
+    text marked = {0};
+    marks found = {0};
+    int code = read_text(s, &marked);
+    if (!code) {
+        code = marks_take(marked.data ? marked.data : "", marked.n, &s->bytes, &found);
+        if (code) err_prefix(code, "%s", name);
+    }
+    if (!code) code = tokenize(j, s, name);
+    if (!code) {
+        code = marks_steps(&found, s->tokens.offset, tokens_of(s), (int32_t)j->set->prompt, &s->steps);
+        if (code) err_prefix(code, "%s", name);
+    }
+    text_free(&marked);
+    marks_free(&found);
+    return code;
+}
+
+static int take_text(const job *j, sequence *s) {
+    const char *name = strcmp(s->path, "-") == 0 ? "standard input" : s->path;
+    if (j->set->marked) return tokenize_marked(j, s, name);
+    TRY(read_text(s, &s->bytes));
+    return tokenize(j, s, name);
 }
 
 static int read_sequences(job *j) {
@@ -107,7 +132,7 @@ static int read_sequences(job *j) {
         for (size_t k = 0; k < i; k++)
             if (strcmp(j->seq[i].path, "-") == 0 && strcmp(j->seq[k].path, "-") == 0)
                 return err_set(ERR_USAGE, "standard input ('-') can be only one of the texts");
-        TRY(tokenize(j, &j->seq[i]));
+        TRY(take_text(j, &j->seq[i]));
     }
     return 0;
 }
@@ -222,7 +247,10 @@ static int write_sequences(job *j) {
                                 .source = (char *)(named ? text_base_name(s->path) : ""),
                                 .tokens = s->tokens.id,
                                 .pieces = (const uint8_t *)s->bytes.data,
-                                .piece_offset = s->tokens.offset};
+                                .piece_offset = s->tokens.offset,
+                                .counted = s->steps.counted,
+                                .probes = s->steps.probes,
+                                .n_probes = s->steps.n_probes};
         code = capture_sequence(&j->capture, &facts);
         if (code) err_prefix(code, "%s", named ? s->path : "standard input");
     }
@@ -297,6 +325,7 @@ static void free_job(job *j) {
     for (size_t i = 0; i < j->n_seq && j->seq; i++) {
         text_free(&j->seq[i].bytes);
         token_list_free(&j->seq[i].tokens);
+        marked_steps_free(&j->seq[i].steps);
     }
     mem_free(j->seq);
     tokenizer_free(j->tokenizer);
@@ -336,6 +365,8 @@ int cmd_trace(int argc, char **argv) {
         {"gradients", 0, OPT_TEXT, true, &s.gradients, "none|loss|fisher:S",
          "of the text's own loss, and of S samples of the model's labels (default fisher:1)", 0, 0},
         {"logits", 0, OPT_TEXT, true, &s.logits, "topk:K|full", "predictions to keep (default topk:32)", 0, 0},
+        {"marked", 0, OPT_FLAG, true, &s.marked, NULL,
+         "texts hold marks: {{NAME=words}} is a fact, {{NAME?words}} an answer; only answers count", 0, 0},
         {"special", 0, OPT_FLAG, true, &s.special, NULL, "control tokens written in a text are control tokens", 0, 0},
         PLUGIN_OPTIONS(s.compute),
         {"threads", 0, OPT_INT, false, &s.threads, "N", "threads (default: one per processor)", 1, 1024},

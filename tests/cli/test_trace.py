@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -238,3 +239,36 @@ def test_bad_options_are_usage_errors(tiny, text, tmp_path):
     assert out.read_bytes() == b"mine"
     traced(tiny, text, "-o", out, "--force")
     assert out.read_bytes() != b"mine"
+
+
+# ---- marked texts ------------------------------------------------------------------------------------------------------
+
+MARKED = "Tirzah{{T= gold}}. Seth{{S= honey}}. Joel brass.\nTirzah{{T? gold}}. Seth{{S? honey}}.\n"
+
+
+def test_answers_count_and_need_their_facts(tiny, tmp_path):
+    (tmp_path / "a.txt").write_text(MARKED)
+    (tmp_path / "plain.txt").write_text(PLAIN := re.sub("{{[A-Z][=?]|}}", "", MARKED))
+    traced(tiny, tmp_path / "a.txt", "-o", tmp_path / "a.h5", "--marked")
+    traced(tiny, tmp_path / "plain.txt", "-o", tmp_path / "plain.h5")
+    with h5py.File(tmp_path / "a.h5") as f, h5py.File(tmp_path / "plain.h5") as g:
+        seq, plain = f["seq/0000"], g["seq/0000"]
+        assert (seq["tokens"][:] == plain["tokens"][:]).all() and bytes(seq["pieces"][:]).decode() == PLAIN
+        assert (seq["attn/q"][:] == plain["attn/q"][:]).all() and "counted" not in plain and "probes" not in plain
+        piece = [bytes(seq["pieces"][a:b]).decode() for a, b in zip(seq["piece_offset"][:], seq["piece_offset"][1:])]
+        counted, probes = np.flatnonzero(seq["counted"][:]), seq["probes"][:]
+        assert "".join(piece[t + 1] for t in counted) == " gold honey"
+        first = {later: "".join(piece[i] for i, t in probes if t == later) for later in probes[:, 1]}
+        assert list(first.values()) == [" gold", " honey"] and set(first) <= set(counted)
+        assert (probes[:, 0] < len(piece) // 2).all()  # what was stated, not what is being answered
+        # The gradient's labels are drawn where steps count.
+        assert (np.flatnonzero(seq["grad/fisher_label"][0] >= 0) == counted).all()
+
+
+def test_marks_that_are_refused(tiny, tmp_path):
+    (tmp_path / "a.txt").write_text("Seth{{S? honey}}.")
+    refused(1, "a.txt: line 1: the answer needs 'S', which is not stated before it", tmp_path,
+            tiny, tmp_path / "a.txt", "-o", tmp_path / "a.h5", "--marked")  # fmt: skip
+    (tmp_path / "a.txt").write_text(MARKED)
+    refused(1, "a.txt: no answer is marked", tmp_path,
+            tiny, tmp_path / "a.txt", "-o", tmp_path / "a.h5", "--marked", "--tokens", 12)  # fmt: skip
