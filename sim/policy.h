@@ -152,7 +152,8 @@ const policy_value *policy_get(const policy_setup *s, const char *name);
 
 /* Parameters every policy has (the engine's guards, unit and schedule), to close a params[] array with. A policy whose
  * lag_ is "" has a lag only where hold is tied to it. */
-#define POLICY_GUARDS(sinks_, hold_, unit_, lag_)                                                                    \
+#define POLICY_GUARDS(sinks_, hold_, unit_, lag_) POLICY_GUARDS_ROW(sinks_, hold_, unit_, lag_, "mean")
+#define POLICY_GUARDS_ROW(sinks_, hold_, unit_, lag_, row_)                                                          \
     {.name = "sinks", .type = PARAM_COUNT, .initial = sinks_, .max = 1e9, .help = "first entries that never leave"}, \
         {.name = "hold",                                                                                             \
          .alias = "recent",                                                                                          \
@@ -172,7 +173,7 @@ const policy_value *policy_get(const policy_setup *s, const char *name);
          .help = "what evicts on its own: a kv head, or all heads of a layer together"},                             \
         {.name = "row",                                                                                              \
          .type = PARAM_WORD,                                                                                         \
-         .initial = "mean",                                                                                          \
+         .initial = row_,                                                                                            \
          .words = "mean|max",                                                                                        \
          .help = "how the query heads of a unit join into one row"},                                                 \
         {.name = "schedule",                                                                                         \
