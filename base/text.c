@@ -76,6 +76,14 @@ char *text_number(char out[32], double value) {
     return out; /* the program never calls setlocale, so the point is '.' */
 }
 
+int text_find_word(const char *words, const char *word) {
+    size_t n = strlen(word);
+    int index = 0;
+    for (const char *w = words; w; w = strchr(w, '|') ? strchr(w, '|') + 1 : NULL, index++)
+        if (n && strncmp(w, word, n) == 0 && (w[n] == '|' || w[n] == 0)) return index;
+    return -1;
+}
+
 long text_counted_word(const char *s, const char *word, long least, long most) {
     size_t n = strlen(word);
     char *end;

@@ -22,5 +22,7 @@ char *text_number(char out[32], double value);
 
 /* Whole-string number: optional sign, digits, fraction, exponent, or "inf". Returns 0 and *value, or -1. */
 int text_parse_number(const char *s, double *value);
+/* Index of `word` in "a|b|c", or -1; "" is no word. */
+int text_find_word(const char *words, const char *word);
 /* The K of "WORD:K", from `least` (0 or more) to `most`; -1 where the text is anything else. */
 long text_counted_word(const char *s, const char *word, long least, long most);

@@ -31,14 +31,6 @@ static double resident_factor(const char *value) {
     return text_parse_number(number, &c) == 0 && c >= 0 ? c : -1;
 }
 
-static int find_word(const char *words, const char *value) {
-    size_t n = strlen(value);
-    int index = 0;
-    for (const char *w = words; w; w = strchr(w, '|') ? strchr(w, '|') + 1 : NULL, index++)
-        if (n && strncmp(w, value, n) == 0 && (w[n] == '|' || w[n] == 0)) return index;
-    return -1;
-}
-
 static int out_of_range(const policy_param *p, const char *value) {
     return err_set(ERR_USAGE, "%s=%s is out of range (%g to %g)", p->name, value, p->min, p->max);
 }
@@ -135,7 +127,7 @@ int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEX
     case PARAM_SCHEDULE:
         return schedule_canonical(value, out);
     default:
-        if (find_word(p->words, value) < 0)
+        if (text_find_word(p->words, value) < 0)
             return err_set(ERR_USAGE, "%s=%s is not one of %s", p->name, value, p->words);
         snprintf(out, POLICY_TEXT_MAX, "%s", value);
         return 0;
@@ -179,7 +171,7 @@ int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, 
     case PARAM_SCHEDULE:
         return spec_parse_schedule(canonical, &out->word, &out->number);
     default:
-        out->word = find_word(p->words, canonical);
+        out->word = text_find_word(p->words, canonical);
         return 0;
     }
 }
@@ -307,9 +299,7 @@ int spec_family(const char *source) {
         family = (int)s.policy->family;
         for (int i = 0; s.policy->params[i].name; i++) {
             const char *value = s.param[i].n ? s.param[i].value[0] : "";
-            if (strcmp(s.policy->params[i].name, "evidence") == 0 &&
-                (strcmp(value, "position") == 0 || strcmp(value, "random") == 0))
-                family = FAMILY_STATIC;
+            if (strcmp(s.policy->params[i].name, "evidence") == 0 && mix_is_static(value)) family = FAMILY_STATIC;
         }
     }
     spec_free(&s);

@@ -1,6 +1,8 @@
 #include "sim/policies/mix.h"
 #include "base/err.h"
 #include "base/rng.h"
+#include "base/text.h"
+#include "sim/policies/arrival.h"
 #include "traces/kernels.h"
 
 #include <math.h>
@@ -18,6 +20,7 @@ typedef enum mix_evidence {
     EVIDENCE_FISHER,
     EVIDENCE_POSITION,
     EVIDENCE_RANDOM,
+    EVIDENCE_ARRIVAL, /* and those behind it, in the order of arrival_kind */
 } mix_evidence;
 
 typedef struct mix_plan {
@@ -48,21 +51,21 @@ static const struct {
     [MEMORY_AGE] = {"age", false},   [MEMORY_FIRST] = {"first", true},   [MEMORY_STATIC] = {"static", false},
 };
 
-int mix_parse_memory(const char *text, mix_memory *kind, const char **argument) {
-    const char *colon = strchr(text, ':');
-    size_t n = colon ? (size_t)(colon - text) : strlen(text);
+int mix_parse_memory(const char *source, mix_memory *kind, const char **argument) {
+    const char *colon = strchr(source, ':');
+    size_t n = colon ? (size_t)(colon - source) : strlen(source);
     for (size_t k = 0; k < sizeof memory_kinds / sizeof *memory_kinds; k++) {
-        if (strlen(memory_kinds[k].name) != n || strncmp(memory_kinds[k].name, text, n) != 0) continue;
+        if (strlen(memory_kinds[k].name) != n || strncmp(memory_kinds[k].name, source, n) != 0) continue;
         if (memory_kinds[k].has_argument && (!colon || !colon[1]))
-            return err_set(ERR_USAGE, "memory '%s' needs an argument, e.g. %s", text,
+            return err_set(ERR_USAGE, "memory '%s' needs an argument, e.g. %s", source,
                            k == MEMORY_EMA || k == MEMORY_MAX ? "ema:0.98" : "first:32");
-        if (!memory_kinds[k].has_argument && colon) return err_set(ERR_USAGE, "memory '%s' takes no argument", text);
+        if (!memory_kinds[k].has_argument && colon) return err_set(ERR_USAGE, "memory '%s' takes no argument", source);
         *kind = (mix_memory)k;
         *argument = colon ? colon + 1 : NULL;
         return 0;
     }
     return err_set(ERR_USAGE, "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, static)",
-                   text);
+                   source);
 }
 
 int mix_check_memory(mix_memory kind, double argument) {
@@ -90,14 +93,36 @@ static int init_memory(policy_setup *s, mix_plan *plan) {
     return mix_check_memory(plan->memory, plan->argument);
 }
 
+/* The evidence of that name; attn where there is none, as for attn*signal. */
+static mix_evidence evidence_named(const char *name) {
+    int word = text_find_word(MIX_EVIDENCE_WORDS, name);
+    return word < 0 ? EVIDENCE_ATTN : (mix_evidence)word;
+}
+
 static void init_evidence(policy_setup *s, mix_plan *plan) {
     const policy_value *given = policy_get(s, "evidence"), *signal = policy_get(s, "signal");
     static const mix_evidence of_signal[] = {EVIDENCE_CORRECT, EVIDENCE_ATTN, EVIDENCE_CONFIDENCE};
     if (given) plan->evidence = (mix_evidence)given->word;
     else if (signal) plan->evidence = of_signal[signal->word];
-    else if (strcmp(s->policy->evidence, "position") == 0) plan->evidence = EVIDENCE_POSITION;
-    else if (strcmp(s->policy->evidence, "random") == 0) plan->evidence = EVIDENCE_RANDOM;
-    else plan->evidence = EVIDENCE_ATTN;
+    else plan->evidence = evidence_named(s->policy->evidence);
+}
+
+static bool is_static(mix_evidence evidence) {
+    return evidence >= EVIDENCE_POSITION;
+}
+
+bool mix_is_static(const char *evidence) {
+    return is_static(evidence_named(evidence));
+}
+
+static unsigned evidence_needs(mix_evidence evidence) {
+    if (evidence >= EVIDENCE_ARRIVAL) return arrival_needs((arrival_kind)(evidence - EVIDENCE_ARRIVAL));
+    if (is_static(evidence)) return 0;
+    static const unsigned needs[] = {
+        [EVIDENCE_CORRECT] = NEEDS_CORRECT, [EVIDENCE_CONFIDENCE] = NEEDS_CONFIDENCE, [EVIDENCE_OUT] = NEEDS_OUT,
+        [EVIDENCE_LOSS] = NEEDS_LOSS,       [EVIDENCE_FISHER] = NEEDS_FISHER,
+    };
+    return NEEDS_ROW | needs[evidence];
 }
 
 int mix_init(policy_setup *s) {
@@ -105,9 +130,10 @@ int mix_init(policy_setup *s) {
     *plan = (mix_plan){0};
     init_evidence(s, plan);
     TRY(init_memory(s, plan));
-    bool is_static = plan->evidence == EVIDENCE_POSITION || plan->evidence == EVIDENCE_RANDOM;
-    if (is_static != (plan->memory == MEMORY_STATIC))
-        return err_set(ERR_USAGE, "%s: evidence position and random go with memory static, and only they",
+    if (is_static(plan->evidence) != (plan->memory == MEMORY_STATIC))
+        return err_set(ERR_USAGE,
+                       "%s: evidence position, random, keynorm, valuenorm, outnorm and keysim go with "
+                       "memory static, and only they",
                        s->policy->name);
     const policy_value *tau = policy_get(s, "tau");
     if (tau) {
@@ -116,13 +142,13 @@ int mix_init(policy_setup *s) {
     }
     const policy_value *seed = policy_get(s, "seed");
     if (seed) plan->seed = (uint64_t)seed->number;
-    s->needs = is_static ? 0 : NEEDS_ROW;
-    if (plan->evidence == EVIDENCE_OUT) s->needs |= NEEDS_OUT;
-    if (plan->evidence == EVIDENCE_LOSS) s->needs |= NEEDS_LOSS;
-    if (plan->evidence == EVIDENCE_FISHER) s->needs |= NEEDS_FISHER;
-    if (plan->evidence == EVIDENCE_CORRECT) s->needs |= NEEDS_CORRECT;
-    if (plan->evidence == EVIDENCE_CONFIDENCE) s->needs |= NEEDS_CONFIDENCE;
+    s->needs = evidence_needs(plan->evidence);
     return 0;
+}
+
+size_t mix_state(const policy_setup *s, const policy_shape *shape) {
+    mix_evidence evidence = plan_in(s)->evidence;
+    return evidence < EVIDENCE_ARRIVAL ? 0 : arrival_state((arrival_kind)(evidence - EVIDENCE_ARRIVAL), shape);
 }
 
 int mix_fields(const policy_setup *s) {
@@ -164,6 +190,7 @@ static double row_factor(const mix_plan *plan, const policy_view *v) {
 static double arrival_value(const mix_plan *plan, const policy_view *v) {
     int32_t i = v->entry[v->n - 1];
     if (plan->evidence == EVIDENCE_POSITION) return i;
+    if (plan->evidence >= EVIDENCE_ARRIVAL) return arrival_score((arrival_kind)(plan->evidence - EVIDENCE_ARRIVAL), v);
     return rng_philox(plan->seed, (uint32_t)i, (uint32_t)v->kv_head, (uint32_t)v->layer, (uint32_t)v->sequence).v[0];
 }
 

@@ -11,6 +11,7 @@
  *                        through the gradient: yardsticks, not policies a server could run.
  *   position             i        (static; memory `static`)
  *   random               word 0 of Philox(seed; i, kv head, layer, sequence)        (static; memory `static`)
+ *   keynorm, valuenorm, outnorm, keysim      of the entry's key and value, see arrival.h     (static; memory `static`)
  *
  * memory, own row included except where said:
  *   sum                  s += e
@@ -42,16 +43,23 @@ typedef enum mix_memory {
 
 /* Split "kind:argument". *argument points behind the colon, or is NULL. Returns 0, or ERR_USAGE for an unknown kind, a
  * missing or a surplus argument. */
-int mix_parse_memory(const char *text, mix_memory *kind, const char **argument);
+int mix_parse_memory(const char *source, mix_memory *kind, const char **argument);
 /* Check a resolved argument ("ema: alpha must lie in [0,1]" ...). */
 int mix_check_memory(mix_memory kind, double argument);
 
+/* Is the evidence of that name fixed when an entry arrives? */
+bool mix_is_static(const char *evidence);
+
 int mix_init(policy_setup *s);
 int mix_fields(const policy_setup *s);
+size_t mix_state(const policy_setup *s, const policy_shape *shape);
 void mix_observe(const policy_setup *s, const policy_view *v);
 int32_t mix_first_wanted(const policy_setup *s, const policy_view *v);
 const double *mix_score(const policy_setup *s, const policy_view *v, double *scratch);
 
-#define MIX_VERBS \
-    .init = mix_init, .fields = mix_fields, .observe = mix_observe, .first_wanted = mix_first_wanted, .score = mix_score
-#define MIX_EVIDENCE_WORDS "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|out|loss|fisher|position|random"
+#define MIX_VERBS                                                                       \
+    .init = mix_init, .fields = mix_fields, .state = mix_state, .observe = mix_observe, \
+    .first_wanted = mix_first_wanted, .score = mix_score
+#define MIX_EVIDENCE_WORDS                                                                    \
+    "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|out|loss|fisher|position|random|" \
+    "keynorm|valuenorm|outnorm|keysim"

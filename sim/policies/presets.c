@@ -70,6 +70,18 @@ const policy policy_random = {
     MIX_VERBS,
 };
 
+const policy policy_knorm = {
+    .abi = POLICY_ABI,
+    .name = "knorm",
+    .help = "keep keys of small norm",
+    .source = "Devoto et al. 2024, arXiv:2406.11430 (L2 norm of keys)",
+    .family = FAMILY_STATIC,
+    .evidence = "keynorm",
+    .memory = "static",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "0", "head", "")},
+    MIX_VERBS,
+};
+
 const policy policy_lru = {
     .abi = POLICY_ABI,
     .name = "lru",
