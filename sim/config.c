@@ -199,8 +199,11 @@ static const char *flag_for(const sim_flags *f, const char *param, const sim_ask
     if (strcmp(param, "schedule") == 0) return f->schedule;
     if (strcmp(param, "unit") == 0) return f->unit;
     if (strcmp(param, "seed") != 0) return NULL;
-    const char *evidence = ask_text(ask, "evidence"); /* a mix draws numbers only for evidence=random */
-    return !*evidence || strcmp(evidence, "random") == 0 ? f->seed : NULL;
+    /* A mix draws numbers for some kinds of evidence only, rmm for one signal. */
+    const char *evidence = ask_text(ask, "evidence");
+    bool samples = strcmp(evidence, "attn") == 0 && strcmp(ask_text(ask, "signal"), "agrees") == 0;
+    bool draws = samples || !*evidence || strcmp(evidence, "random") == 0 || strcmp(evidence, "attn*agrees") == 0;
+    return draws ? f->seed : NULL;
 }
 
 /* An entry that just arrived has the smallest sum of all: without a hold it is the one that leaves. */

@@ -12,6 +12,7 @@ static const policy *const registry[] = {
     &policy_full, &policy_window, &policy_streaming, &policy_random, &policy_lru,    &policy_ema,
     &policy_h2o,  &policy_tova,   &policy_rmm,       &policy_mix,    &policy_oracle,
     &policy_knorm, &policy_keydiff, &policy_lagkv, &policy_cur, &policy_expected,
+    &policy_vatp, &policy_caote, &policy_obcache, &policy_critical,
 };
 enum { N_POLICIES = sizeof registry / sizeof *registry };
 

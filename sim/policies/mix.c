@@ -14,6 +14,8 @@ typedef enum mix_evidence {
     EVIDENCE_CORRECT,
     EVIDENCE_CONFIDENCE,
     EVIDENCE_FOCUS,
+    EVIDENCE_AGREES,
+    EVIDENCE_ENTROPY,
     EVIDENCE_TAU,
     EVIDENCE_OUT,
     EVIDENCE_LOSS,
@@ -101,10 +103,10 @@ static mix_evidence evidence_named(const char *name) {
 
 static void init_evidence(policy_setup *s, mix_plan *plan) {
     const policy_value *given = policy_get(s, "evidence"), *signal = policy_get(s, "signal");
-    static const mix_evidence of_signal[] = {EVIDENCE_CORRECT, EVIDENCE_ATTN, EVIDENCE_CONFIDENCE};
-    if (given) plan->evidence = (mix_evidence)given->word;
-    else if (signal) plan->evidence = of_signal[signal->word];
-    else plan->evidence = evidence_named(s->policy->evidence);
+    static const mix_evidence of_signal[] = {EVIDENCE_CORRECT, EVIDENCE_ATTN, EVIDENCE_CONFIDENCE, EVIDENCE_AGREES,
+                                             EVIDENCE_ENTROPY};
+    plan->evidence = evidence_named(given ? given->text : s->policy->evidence);
+    if (signal && plan->evidence == EVIDENCE_ATTN) plan->evidence = of_signal[signal->word];
 }
 
 static bool is_static(mix_evidence evidence) {
@@ -119,8 +121,10 @@ static unsigned evidence_needs(mix_evidence evidence) {
     if (evidence >= EVIDENCE_ARRIVAL) return arrival_needs((arrival_kind)(evidence - EVIDENCE_ARRIVAL));
     if (is_static(evidence)) return 0;
     static const unsigned needs[] = {
-        [EVIDENCE_CORRECT] = NEEDS_CORRECT, [EVIDENCE_CONFIDENCE] = NEEDS_CONFIDENCE, [EVIDENCE_OUT] = NEEDS_OUT,
-        [EVIDENCE_LOSS] = NEEDS_LOSS,       [EVIDENCE_FISHER] = NEEDS_FISHER,
+        [EVIDENCE_CORRECT] = NEEDS_CORRECT,   [EVIDENCE_CONFIDENCE] = NEEDS_CONFIDENCE,
+        [EVIDENCE_AGREES] = NEEDS_CONFIDENCE, [EVIDENCE_ENTROPY] = NEEDS_ENTROPY,
+        [EVIDENCE_OUT] = NEEDS_OUT,           [EVIDENCE_LOSS] = NEEDS_LOSS,
+        [EVIDENCE_FISHER] = NEEDS_FISHER,
     };
     return NEEDS_ROW | needs[evidence];
 }
@@ -174,6 +178,13 @@ static double focus(const policy_view *v) {
 }
 
 /* The evidence is the row times a factor common to all entries, but for the threshold. */
+/* Would a token drawn from the prediction have been the text's? One draw for all units and configurations of a step; the
+ * counter is none of those that `random` counts. */
+static bool sample_agrees(const mix_plan *plan, const policy_view *v) {
+    rng_block b = rng_philox(plan->seed, (uint32_t)v->t, UINT32_MAX, UINT32_MAX, (uint32_t)v->sequence);
+    return rng_uniform(b.v[0]) < v->confidence;
+}
+
 static double row_factor(const mix_plan *plan, const policy_view *v) {
     switch (plan->evidence) {
     case EVIDENCE_CORRECT:
@@ -181,6 +192,10 @@ static double row_factor(const mix_plan *plan, const policy_view *v) {
     case EVIDENCE_CONFIDENCE:
         return v->confidence;
     case EVIDENCE_FOCUS:
+    case EVIDENCE_AGREES:
+        return sample_agrees(plan, v) ? 1 : 0;
+    case EVIDENCE_ENTROPY:
+        return exp(-v->entropy);
         return focus(v);
     default:
         return 1;

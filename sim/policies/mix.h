@@ -4,6 +4,9 @@
  *   attn                 a_t(i)
  *   attn*correct         a_t(i) where the prediction made at step t was right, else 0
  *   attn*confidence      a_t(i) times the probability given to the true next token
+ *   attn*agrees          a_t(i) where a token drawn from the model's distribution is the text's next one, else 0: word 0
+ *                        of Philox(seed; t, -1, -1, sequence) as a uniform number lies below the probability of that one
+ *   attn*entropy         a_t(i) exp(-entropy of the prediction)
  *   attn*focus           a_t(i) times 1 - entropy(a_t) / ln(residents)  (1 for a single resident)
  *   attn>=tau            1 where a_t(i) >= tau, else 0
  *   out, loss, fisher    of the full run, e = a/max(1-a, 1e-3) (o - v) for each query head: the mean of |e|, the signed
@@ -60,6 +63,6 @@ const double *mix_score(const policy_setup *s, const policy_view *v, double *scr
 #define MIX_VERBS                                                                       \
     .init = mix_init, .fields = mix_fields, .state = mix_state, .observe = mix_observe, \
     .first_wanted = mix_first_wanted, .score = mix_score
-#define MIX_EVIDENCE_WORDS                                                                    \
-    "attn|attn*correct|attn*confidence|attn*focus|attn>=tau|out|loss|fisher|position|random|" \
-    "keynorm|valuenorm|outnorm|keysim"
+#define MIX_EVIDENCE_WORDS                                                                          \
+    "attn|attn*correct|attn*confidence|attn*agrees|attn*entropy|attn*focus|attn>=tau|out|loss|fisher|" \
+    "position|random|keynorm|valuenorm|outnorm|keysim"

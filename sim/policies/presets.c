@@ -139,8 +139,15 @@ const policy policy_rmm = {
             {.name = "signal",
              .type = PARAM_WORD,
              .initial = "correct",
-             .words = "correct|uniform|confidence",
-             .help = "weight of a row: prediction right (0/1), none, probability of the true token"},
+             .words = "correct|uniform|confidence|agrees|entropy",
+             .help = "weight of a row of attention: prediction right (0/1), none, probability of the true token, a token "
+                     "sampled by the server is the true one (0/1), exp(-entropy)"},
+            {.name = "evidence",
+             .type = PARAM_WORD,
+             .initial = "attn",
+             .words = "attn|out|loss|fisher",
+             .help = "what is measured: attention by signal, or evidence of the full run (see mix), which has no signal"},
+            POLICY_SEED,
             POLICY_GUARDS("0", "lag", "head", "32"),
         },
 };

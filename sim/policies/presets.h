@@ -8,3 +8,10 @@ extern const policy policy_full, policy_window, policy_streaming, policy_random,
 extern const policy policy_oracle; /* oracle.c */
 /* Of keys and values. */
 extern const policy policy_knorm, policy_keydiff, policy_lagkv, policy_cur, policy_expected;
+extern const policy policy_vatp, policy_caote, policy_obcache, policy_critical; /* one file each */
+/* Of attention: compositions, and one file each. */
+extern const policy policy_lfu, policy_h2o_mean, policy_h2o_prompt, policy_h2o_last, policy_scissorhands_sum;
+extern const policy policy_h2o_openvino, policy_scissorhands, policy_roco, policy_lazy, policy_lazy_code, policy_rkv,
+    policy_gkv;
+extern const policy policy_snapkv, policy_snapkv_w32_k5_avg, policy_snapkv_w32_k7_max, policy_snapkv_w8_k7_max,
+    policy_pyramidkv; /* snapkv.c */

@@ -35,6 +35,8 @@ class Signals:
     correct: np.ndarray
     confidence: np.ndarray
     counted: np.ndarray
+    agrees: np.ndarray = None  # a token drawn from the prediction is the text's
+    certainty: np.ndarray = None  # exp(-entropy)
 
 
 def units_of(trace, s, unit, form="auto"):
@@ -55,10 +57,13 @@ def units_of(trace, s, unit, form="auto"):
     return units
 
 
-def signals_of(s, n_prompt):
+def signals_of(s, n_prompt, seed=0, sequence=0):
     extend = lambda x: None if x is None else np.append(x, 0.0)  # noqa: E731
     confidence = None if s.target_logprob is None else np.exp(s.target_logprob)
-    return Signals(extend(s.correct), extend(confidence), counted_steps(s, n_prompt))
+    agrees = None if confidence is None else [
+        (words(seed, t, 2**32 - 1, 2**32 - 1, sequence)[0] + 0.5) / 2**32 < c for t, c in enumerate(confidence)]
+    certainty = None if s.entropy is None else np.exp(-np.append(s.entropy, 0.0))
+    return Signals(extend(s.correct), extend(confidence), counted_steps(s, n_prompt), extend(agrees), certainty)
 
 
 # ---- evidence and scores ---------------------------------------------------------------------------------------------
@@ -81,6 +86,10 @@ def evidence_of(kind, row, t, resident, signals, slack):
         return row * signals.correct[t]
     if kind == "attn*confidence":
         return row * signals.confidence[t]
+    if kind == "attn*agrees":
+        return row * signals.agrees[t]
+    if kind == "attn*entropy":
+        return row * signals.certainty[t]
     if kind == "attn*focus":
         a = row[row > 0]
         n = resident.sum()
@@ -348,7 +357,7 @@ def audit(trace, sequence, config, evict_at, form="auto"):
 
 def _all_units(trace, sequence, config, form, given):
     s = trace.seqs[sequence]
-    signals = signals_of(s, config.n_prompt)
+    signals = signals_of(s, config.n_prompt, config.seed, sequence)
     out = np.zeros((trace.n_layer, trace.n_kv_head, s.T), np.int64)
     units = units_of(trace, s, config.unit, form)
     evictions = batches = 0

@@ -53,7 +53,8 @@ PRESETS = {
     "oracle": Policy("oracle", "mass", "future"),
     "mix": Policy("mix"),
 }
-SIGNALS = {"correct": "attn*correct", "uniform": "attn", "confidence": "attn*confidence", "focus": "attn*focus"}
+SIGNALS = {"correct": "attn*correct", "uniform": "attn", "confidence": "attn*confidence", "focus": "attn*focus",
+           "agrees": "attn*agrees", "entropy": "attn*entropy"}
 OWN = {}  # name -> scorer, for policies that are no evidence x memory: policies_*.py add theirs here and to PRESETS
 STATIC = {"position", "random", "-knorm", "vnorm"}
 
@@ -128,7 +129,8 @@ def parse(text, lag=None):
         elif key == "seed":
             assert int(value) == 7, "the tests ask for seed 7"
         elif key == "evidence":
-            policy = replace(policy, evidence=value)
+            if name != "rmm" or value != "attn":  # rmm's own attn is attn times its signal
+                policy = replace(policy, evidence=value)
         elif key == "memory":
             policy = memory_of(policy, value)
         elif key in ("tau", "unit"):
