@@ -28,7 +28,8 @@ int layer_data_check(const trace *t, size_t seq, unsigned needs, const char *spe
     if ((needs & NEEDS_QUERIES) && !s->has_factored) lacks = "attn/q (trace again with --attention factored)";
     if ((needs & NEEDS_VALUES) && !s->has_v) lacks = "attn/v (trace again with --attention factored)";
     if ((needs & NEEDS_WO) && (!trace_has_wo(t) || !m->n_embd)) lacks = "model/wo (kvlag trace writes it)";
-    if ((needs & NEEDS_ROPE) && !parse_rope(m->rope, &rope)) lacks = "a known rotation in the attribute rope";
+    if ((needs & NEEDS_ROPE) && (!parse_rope(m->rope, &rope) || rope.rope_dims > m->head_dim))
+        lacks = "a known rotation in the attribute rope";
     if (!lacks) return 0;
     return err_set(ERR_DATA, "%s: %s needs %s", trace_path(t), spec, lacks);
 }

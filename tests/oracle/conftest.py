@@ -7,6 +7,7 @@ import pytest
 sys.path.insert(0, os.path.dirname(__file__))
 
 import policies_attention  # noqa: E402, F401 (makes its policies known)
+import policies_keys  # noqa: E402, F401 (makes its policies known)
 import policies_output  # noqa: E402, F401 (makes its policies known)
 from make_traces import TRACES, write_all  # noqa: E402
 from tracefile import read_trace  # noqa: E402

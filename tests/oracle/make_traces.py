@@ -92,7 +92,7 @@ def write_sequence(g, rng, model, seq):
 
 
 def write_trace(path, seed, n_layer=2, n_head=4, n_kv_head=2, head_dim=16, n_embd=24, window=None, softcap=0.0, wo=True,
-                seqs=()):
+                rope="", seqs=()):
     """Write a random trace; `seqs` is a list of dicts: T, n_prompt, forms, type, counted (share), probes (how many),
     logits, right (share of correct predictions), values (v beside dense), fisher (samples)."""
     rng = np.random.default_rng(seed)
@@ -104,6 +104,8 @@ def write_trace(path, seed, n_layer=2, n_head=4, n_kv_head=2, head_dim=16, n_emb
         for key, value in model.items():
             real = isinstance(value, float)
             f.attrs[key] = value if isinstance(value, np.ndarray) else np.float32(value) if real else np.int32(value)
+        if rope:
+            f.attrs["rope"] = rope
         if wo:
             f["model/wo"] = rng.normal(0, (n_head * head_dim) ** -0.5,
                                        (n_layer, n_head * head_dim, n_embd)).astype(np.float16)

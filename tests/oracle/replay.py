@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from philox import words
-from specs import OWN, schedule_target
+from specs import OWN, STATIC, schedule_target
 from tracefile import counted_steps, rows_of
 
 TOLERANCE = 1e-5  # f32 against f64: scores closer than this times (1 + |score|) are a tie
@@ -128,9 +128,7 @@ def static_scores(trace, s, unit, kind, seed, sequence):
         kv = unit.kv_heads[0] if len(unit.kv_heads) == 1 else 0
         layer = unit.layers[0] if len(unit.layers) == 1 else 0
         return np.array([words(seed, i, kv, layer, sequence)[0] for i in range(s.T)], float)
-    values = {"-knorm": s.k, "vnorm": s.v}[kind]
-    norms = [np.linalg.norm(values[l, kv], axis=1) for l in unit.layers for kv in unit.kv_heads]
-    return np.mean(norms, axis=0) * (-1 if kind == "-knorm" else 1)
+    return STATIC[kind](trace, s, unit)
 
 
 class Scorer:

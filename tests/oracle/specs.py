@@ -56,7 +56,7 @@ PRESETS = {
 SIGNALS = {"correct": "attn*correct", "uniform": "attn", "confidence": "attn*confidence", "focus": "attn*focus",
            "agrees": "attn*agrees", "entropy": "attn*entropy"}
 OWN = {}  # name -> scorer, for policies that are no evidence x memory: policies_*.py add theirs here and to PRESETS
-STATIC = {"position", "random", "-knorm", "vnorm"}
+STATIC = {"position": None, "random": None}  # evidence fixed at arrival -> (trace, s, unit) -> [T] scores; None: in replay.py
 
 
 class Unknown(ValueError):

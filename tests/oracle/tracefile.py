@@ -37,6 +37,7 @@ class Trace:
     softcap: float = 0.0
     n_embd: int = 0
     wo: np.ndarray = None
+    rope: str = ""
     seqs: list = field(default_factory=list)
 
     @property
@@ -96,7 +97,7 @@ def read_trace(path):
         trace = Trace(n_layer, int(a["n_head"]), int(a["n_kv_head"]), head_dim,
                       [int(w) for w in a["window"]] if "window" in a else [0] * n_layer,
                       float(a.get("scale", head_dim ** -0.5)), float(a.get("softcap", 0)), int(a.get("n_embd", 0)),
-                      f64(f, "model/wo"))
+                      f64(f, "model/wo"), str(a.get("rope", "")))
         for name in sorted(f["seq"]):
             g = f["seq"][name]
             s = Sequence(int(g.attrs["n_tokens"]), int(g.attrs["n_prompt"]), str(g.attrs.get("source", "")))
