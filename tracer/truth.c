@@ -16,6 +16,15 @@ double truth_lse(const float *logits, size_t n, int32_t *top) {
     return (double)logits[best] + log(sum);
 }
 
+double truth_entropy(const float *logits, double lse, size_t n) {
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        double logprob = (double)logits[i] - lse;
+        sum -= exp(logprob) * logprob;
+    }
+    return sum;
+}
+
 void truth_of_full(const float *logits, size_t n, float *p, truth_full *out) {
     out->lse = truth_lse(logits, n, &out->top);
     out->mass = 0;

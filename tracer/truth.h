@@ -37,6 +37,9 @@ typedef struct truth {
 /* log sum exp of n logits; NaN or infinite where they are not all finite. *top as above. */
 double truth_lse(const float *logits, size_t n, int32_t *top);
 
+/* Entropy in nats of the distribution that n logits with that log sum exp stand for. */
+double truth_entropy(const float *logits, double lse, size_t n);
+
 /* A step of the full run; `p` [n] receives its probabilities. */
 void truth_of_full(const float *logits, size_t n, float *p, truth_full *out);
 

@@ -235,7 +235,7 @@ typedef struct closed_pass {
 } closed_pass;
 
 int verify_closed_allows(const sim_config *config) {
-    unsigned live = NEEDS_ROW | NEEDS_CORRECT | NEEDS_CONFIDENCE;
+    unsigned live = NEEDS_ROW | NEEDS_CORRECT | NEEDS_CONFIDENCE | NEEDS_ENTROPY;
     if (!(config->setup.needs & ~live)) return 0;
     return err_set(ERR_USAGE,
                    "%s looks at more than rows and predictions (the full run's future, gradients, keys ...), which "
@@ -322,6 +322,7 @@ static int judge_task(void *context, size_t i, int worker) {
     if (w->t == x->n_tokens - 1) return 0; /* nothing follows to be predicted: it counts as wrong */
     int32_t next = x->tokens[w->t + 1];
     w->facts[i] = (replay_facts){top == next, exp((double)logits[next] - lse), 0, is_counted(x, w->t)};
+    if (w->configs[i].setup.needs & NEEDS_ENTROPY) w->facts[i].entropy = truth_entropy(logits, lse, n_vocab);
     if (!w->facts[i].counted) return 0;
     truth_step *step = &w->steps[i * w->n_counted + w->counted_so_far];
     *step = truth_of_step(logits, lse, top, n_vocab, logits_of(w, 0), w->p, &w->base, next);

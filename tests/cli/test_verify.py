@@ -116,6 +116,18 @@ def test_perplexity_is_that_of_the_trace(folder, verify):
             assert f"sequence {i}: full cache perplexity {np.exp(mean):.2f}" in said
 
 
+def test_closed_loop_knows_what_a_server_knows(folder, tmp_path, verify):
+    """While nothing is missing the running model's signals are the trace's, and so is the first victim."""
+    specs = [x for s in ("entropy", "agrees", "confidence") for x in ("-p", f"rmm(signal={s})")]
+    options = [*specs, "-b", "88", "-L", "4"]  # of 90 tokens: whoever leaves after step 88 is missed at step 89 only
+    closed, _ = verify(*options, "--mode", "closed")
+    assert len(closed) == 6 and all(float(row["kept_overlap"]) == 1 for row in closed)
+    specs += ["-p", "rmm(signal=uniform)"]
+    well("sim", folder / "t.h5", "-o", tmp_path / "r.csv", *specs, "-b", "86", "-L", "4", "--metrics", "lost_mass")
+    lost = [row["lost_mass"] for row in rows_of(tmp_path / "r.csv") if row["seq"] == "0"]
+    assert len(set(lost)) == 4  # the signals tell these configurations apart
+
+
 def test_closed_loop(folder, tmp_path, verify):
     specs = "-p window -p full -p h2o -p random -p rmm -p tova -b 12 -L 4".split()
     opened, _ = verify(*specs)
