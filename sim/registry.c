@@ -13,6 +13,10 @@ static const policy *const registry[] = {
     &policy_h2o,  &policy_tova,   &policy_rmm,       &policy_mix,    &policy_oracle,
     &policy_knorm, &policy_keydiff, &policy_lagkv, &policy_cur, &policy_expected,
     &policy_vatp, &policy_caote, &policy_obcache, &policy_critical,
+    &policy_lfu, &policy_h2o_mean, &policy_h2o_openvino, &policy_h2o_prompt, &policy_h2o_last,
+    &policy_scissorhands, &policy_scissorhands_sum, &policy_roco, &policy_snapkv, &policy_snapkv_w32_k5_avg,
+    &policy_snapkv_w32_k7_max, &policy_snapkv_w8_k7_max, &policy_pyramidkv, &policy_gkv, &policy_rkv, &policy_lazy,
+    &policy_lazy_code,
 };
 enum { N_POLICIES = sizeof registry / sizeof *registry };
 

@@ -20,7 +20,7 @@ static int window_of(const policy_setup *s) {
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_ROW | NEEDS_KEYS;
-    return 0;
+    return rows_check(s);
 }
 
 /* Behind the ring of rows: F, and room for two rows of work. */

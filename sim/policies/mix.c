@@ -3,6 +3,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "sim/policies/arrival.h"
+#include "sim/policies/rows.h"
 #include "traces/kernels.h"
 
 #include <math.h>
@@ -50,7 +51,8 @@ static const struct {
 } memory_kinds[] = {
     [MEMORY_SUM] = {"sum", false},   [MEMORY_MEAN] = {"mean", false},    [MEMORY_EMA] = {"ema", true},
     [MEMORY_LAST] = {"last", false}, [MEMORY_RECENT] = {"recent", true}, [MEMORY_MAX] = {"max", true},
-    [MEMORY_AGE] = {"age", false},   [MEMORY_FIRST] = {"first", true},   [MEMORY_STATIC] = {"static", false},
+    [MEMORY_AGE] = {"age", false},   [MEMORY_FIRST] = {"first", true},   [MEMORY_PROMPT] = {"prompt", false},
+    [MEMORY_STATIC] = {"static", false},
 };
 
 int mix_parse_memory(const char *source, mix_memory *kind, const char **argument) {
@@ -66,7 +68,8 @@ int mix_parse_memory(const char *source, mix_memory *kind, const char **argument
         *argument = colon ? colon + 1 : NULL;
         return 0;
     }
-    return err_set(ERR_USAGE, "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, static)",
+    return err_set(ERR_USAGE, "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, prompt, "
+                   "static)",
                    source);
 }
 
@@ -245,6 +248,9 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
     bool threshold = plan->evidence == EVIDENCE_TAU, own = !threshold && !full; /* the row times a factor */
 #define EVIDENCE(j) (threshold ? (double)((double)a[j] >= tau) : full ? (double)full[v->entry[j]] : c * (double)a[j])
     switch (plan->memory) {
+    case MEMORY_PROMPT:
+        if (v->t >= v->n_prompt) break;
+        /* fall through */
     case MEMORY_SUM:
     case MEMORY_MEAN:
         if (own) kernels()->blend(f, a, 1, 1, c, (size_t)n);
@@ -282,15 +288,6 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
 
 /* ---- scoring ---------------------------------------------------------------------------------------------------- */
 
-static void score_recent(const policy_view *v, int w, double *score) {
-    memset(score, 0, (size_t)v->n * sizeof *score);
-    /* Oldest row first, so that the sum does not depend on where the ring begins. */
-    for (int k = 1; k <= w; k++) {
-        const double *f = v->field[(v->t + k) % w];
-        for (int32_t j = 0; j < v->n; j++) score[j] += f[j];
-    }
-}
-
 const double *mix_score(const policy_setup *s, const policy_view *v, double *scratch) {
     const mix_plan *plan = plan_in(s);
     const double *f = v->field[0];
@@ -299,7 +296,7 @@ const double *mix_score(const policy_setup *s, const policy_view *v, double *scr
         for (int32_t j = 0; j < v->n; j++) scratch[j] = f[j] / (v->t - v->entry[j] + 1);
         return scratch;
     case MEMORY_RECENT:
-        score_recent(v, (int)plan->argument, scratch);
+        rows_sum(v, (int)plan->argument, scratch);
         return scratch;
     case MEMORY_FIRST:
         return v->field[1];

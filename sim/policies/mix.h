@@ -26,6 +26,7 @@
  *   age                  last step with e >= tau; arrival counts
  *   first:L              mean of the evidence over rows i+1 .. i+L that exist so far; an entry without any such row is
  *                        scored by its own row's plain a_i(i)
+ *   prompt               the sum over the prompt's rows; what arrives later has 0
  *   static               the value at arrival
  */
 #pragma once
@@ -41,6 +42,7 @@ typedef enum mix_memory {
     MEMORY_MAX,
     MEMORY_AGE,
     MEMORY_FIRST,
+    MEMORY_PROMPT,
     MEMORY_STATIC,
 } mix_memory;
 

@@ -5,6 +5,7 @@
  * from one forward pass: only its last `window` rows are added up, then pooled once; window=0 takes all of them. The
  * engine adds: first 32 and newest 128 entries stay, and whole blocks leave by the sum of their scores,
  * schedule=block:16 (32 on CPUs; a block's mean is its sum over its size). */
+#include "base/err.h"
 #include "sim/policies/presets.h"
 #include "sim/policies/rows.h"
 
@@ -13,6 +14,9 @@ enum { NORM, PLAIN };
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_ROW;
+    const policy_value *pool = policy_get(s, "pool");
+    if (pool->number < 1 || pool->number > KERNEL_MAX)
+        return err_set(ERR_USAGE, "h2o-openvino: pool=%s is %g, want 1 to %d", pool->text, pool->number, KERNEL_MAX);
     return 0;
 }
 

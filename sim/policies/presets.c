@@ -93,6 +93,17 @@ const policy policy_lru = {
     .params = (const policy_param[]){TAU("1/resident"), POLICY_GUARDS("0", "1", "head", "")},
 };
 
+const policy policy_lfu = {
+    .abi = POLICY_ABI,
+    .name = "lfu",
+    .help = "evict the entry with the fewest uses (attention >= tau)",
+    .source = "least frequently used, on attention",
+    ATTENTION,
+    .evidence = "attn>=tau",
+    .memory = "sum",
+    .params = (const policy_param[]){TAU("1/resident"), POLICY_GUARDS("0", "1", "head", "")},
+};
+
 const policy policy_h2o = {
     .abi = POLICY_ABI,
     .name = "h2o",
@@ -102,6 +113,59 @@ const policy policy_h2o = {
     .evidence = "attn",
     .memory = "sum",
     .params = (const policy_param[]){POLICY_GUARDS("0", "budget/2", "head", "")},
+};
+
+const policy policy_h2o_mean = {
+    .abi = POLICY_ABI,
+    .name = "h2o-mean",
+    .help = "heavy hitters by mean attention over an entry's lifetime",
+    .source = "H2O, arXiv:2306.14048, by lifetime; kvpress ObservedAttentionPress (hold=0, schedule=prompt)",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "mean",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "0", "head", "")},
+};
+
+const policy policy_h2o_prompt = {
+    .abi = POLICY_ABI,
+    .name = "h2o-prompt",
+    .help = "heavy hitters of the prompt: the sum over its rows, frozen after; published with schedule=prompt",
+    .source = "H2O, arXiv:2306.14048, once after the prompt; KVCache-Factory H2OKVCluster",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "prompt",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "8", "head", "")},
+};
+
+const policy policy_h2o_last = {
+    .abi = POLICY_ABI,
+    .name = "h2o-last",
+    .help = "what the last query attended to, per kv head, and a recent half",
+    .source = "H2O, arXiv:2306.14048, with the last row in place of the sum",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "last",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "budget/2", "head", "")},
+};
+
+const policy policy_scissorhands_sum = {
+    .abi = POLICY_ABI,
+    .name = "scissorhands-sum",
+    .help = "attention summed over a window of rows",
+    .source = "Liu et al. 2023, Scissorhands, arXiv:2305.17118, summed as in cold-compress",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "recent:window",
+    .params =
+        (const policy_param[]){
+            {.name = "window",
+             .type = PARAM_COUNT,
+             .initial = "400",
+             .min = 1,
+             .max = 4096,
+             .help = "rows of history"},
+            POLICY_GUARDS("0", "10", "head", ""),
+        },
 };
 
 const policy policy_ema = {
@@ -167,7 +231,7 @@ const policy policy_mix = {
              .help = "what a step tells about an entry"},
             {.name = "memory",
              .type = PARAM_MEMORY,
-             .help = "how evidence adds up: sum, mean, ema:A, last, recent:W, max:A, age, first:L, static"},
+             .help = "how evidence adds up: sum, mean, ema:A, last, recent:W, max:A, age, first:L, prompt, static"},
             TAU("1/resident"),
             POLICY_SEED,
             POLICY_GUARDS("0", "0", "head", ""),

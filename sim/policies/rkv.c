@@ -7,7 +7,6 @@
  * 2025, arXiv:2505.24133: window 8, lambda .1, every 128 tokens; kernel 7 and .5 for similar from the code, whose run
  * script says lambda .07. All of it is worked out anew for each score, so schedule=step takes long: use
  * schedule=every:128. */
-#include "base/err.h"
 #include "sim/policies/presets.h"
 #include "sim/policies/redundancy.h"
 #include "sim/policies/rows.h"
@@ -19,9 +18,7 @@ enum { IMPORTANCE, WORK, N_FIELDS };
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_KEYS | NEEDS_QUERIES;
-    if ((int)policy_get(s, "kernel")->number % 2 == 0)
-        return err_set(ERR_USAGE, "rkv: kernel=%s is even, pooling wants a centre", policy_get(s, "kernel")->text);
-    return 0;
+    return rows_check(s);
 }
 
 static int fields(const policy_setup *s) {

@@ -1,7 +1,24 @@
 #include "sim/policies/rows.h"
+#include "base/err.h"
 
 #include <math.h>
 #include <string.h>
+
+static int check(const policy_setup *s, const char *name, double max) {
+    const policy_value *value = policy_get(s, name);
+    if (!value || (value->number >= 1 && value->number <= max)) return 0;
+    return err_set(ERR_USAGE, "%s: %s=%s is %g, want 1 to %g", s->policy->name, name, value->text, value->number, max);
+}
+
+int rows_check(const policy_setup *s) {
+    TRY(check(s, "window", ROWS_MAX));
+    TRY(check(s, "kernel", KERNEL_MAX));
+    const policy_value *kernel = policy_get(s, "kernel");
+    if (kernel && fmod(kernel->number, 2) == 0)
+        return err_set(ERR_USAGE, "%s: kernel=%s is even; it must be odd to have a centre", s->policy->name,
+                       kernel->text);
+    return 0;
+}
 
 void rows_observe(const policy_view *v, int w) {
     double *f = v->field[v->t % w];

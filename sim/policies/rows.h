@@ -5,6 +5,10 @@
 
 enum { ROWS_MAX = 4096, KERNEL_MAX = 63 };
 
+/* Check the parameters `window` (1..ROWS_MAX) and, where there is one, `kernel` (1..KERNEL_MAX, odd): given as budget/n
+ * they know their value only now. */
+int rows_check(const policy_setup *s);
+
 /* The last w rows as a ring of w fields. An entry that arrived less than w steps ago has only its own rows in it. */
 void rows_observe(const policy_view *v, int w);
 /* sum[j], j < n: the last w rows added up, the oldest first. */

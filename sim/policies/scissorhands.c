@@ -20,7 +20,7 @@ static int window_of(const policy_setup *s) {
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_ROW;
-    return 0;
+    return rows_check(s);
 }
 
 static int fields(const policy_setup *s) {

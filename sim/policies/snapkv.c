@@ -6,7 +6,6 @@
  * averaged before the pooling; the original, made for models without groups, lets every query head choose for itself.
  * The paper compresses once, after the prompt: schedule=prompt. In decode the same formula runs on the residents at
  * hand, with rows as they were served, renormalised over the residents of their step. */
-#include "base/err.h"
 #include "sim/policies/presets.h"
 #include "sim/policies/rows.h"
 
@@ -16,10 +15,7 @@ static int window_of(const policy_setup *s) {
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_ROW;
-    if ((int)policy_get(s, "kernel")->number % 2 == 0)
-        return err_set(ERR_USAGE, "%s: kernel=%s is even, pooling wants a centre", s->policy->name,
-                       policy_get(s, "kernel")->text);
-    return 0;
+    return rows_check(s);
 }
 
 static int fields(const policy_setup *s) {

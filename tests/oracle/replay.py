@@ -137,7 +137,7 @@ class Scorer:
 
     def __init__(self, trace, s, unit, config, signals, sequence, slack=0.0):
         p, T = config.policy, s.T
-        self.policy, self.signals, self.slack = p, signals, slack
+        self.policy, self.signals, self.slack, self.n_prompt = p, signals, slack, config.n_prompt
         self.row, self.evidence, self.tau = np.zeros((T, T)), np.zeros((T, T)), np.zeros(T)
         self.static = self.given = None
         if p.memory == "static":
@@ -181,6 +181,8 @@ class Scorer:
         seen = self.evidence[i:end + 1, i]  # own row first
         if p.memory == "sum":
             return seen.sum()
+        if p.memory == "prompt":
+            return self.evidence[i:max(i, min(end + 1, self.n_prompt)), i].sum()
         if p.memory == "mean":
             return seen.sum() / len(seen)
         if p.memory == "ema":
