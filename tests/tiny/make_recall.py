@@ -1,6 +1,9 @@
 """Write a recall document like those the tiny model was trained on: facts " Tirzah gold." that return again and again.
 
-Usage: make_recall.py [CHARACTERS] [SEED] > recall.txt
+Usage: make_recall.py [CHARACTERS] [SEED] [--marked] [--again] > recall.txt
+
+--marked: for `kvlag trace --marked`; a fact's first mention states it, every later one is an answer that needs it.
+--again: a fact is said a second time at once, which proves it useful while it is new; that one is no answer.
 """
 import random
 import sys
@@ -11,14 +14,24 @@ VALUES = ("oil gold wine salt corn wood stone silver bread fire water smoke hone
           "grass seed fruit flour fish sheep horse sword shield crown throne house gate tower river field hill tree star").split()
 
 
-def main():
-    size = int(sys.argv[1]) if len(sys.argv) > 1 else 2200
-    rng = random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
-    facts, text = {}, ""
-    while len(text) < size:
+def recall(size, seed, marked=False, again=False):
+    rng, facts, text, length = random.Random(seed), {}, "", 0
+    while length < size:
         name = rng.choice(NAMES)
-        text += " %s %s." % (name, facts.setdefault(name, rng.choice(VALUES)))
-    sys.stdout.write(text)
+        mark = "?" if name in facts else "="
+        value = " " + facts.setdefault(name, rng.choice(VALUES))
+        plain = f" {name}{value}."
+        text += " %s{{%s%s%s}}." % (name, name, mark, value) if marked else plain
+        text += plain if again and mark == "=" else ""
+        length += len(plain)
+    return text
 
 
-main()
+def main():
+    flags = {word.lstrip("-"): True for word in sys.argv[1:] if word in ("--marked", "--again")}
+    numbers = [int(word) for word in sys.argv[1:] if not word.startswith("--")]
+    sys.stdout.write(recall(*(numbers + [2200, 1][len(numbers):]), **flags))
+
+
+if __name__ == "__main__":
+    main()
