@@ -1,6 +1,6 @@
 /* H2O as OpenVINO GenAI's cache eviction has it: all heads of a layer together, pooled ahead, normalised by lifetime.
  *
- * Every row is max-pooled ahead (an entry gets the largest value among itself and the pool-1 residents that follow)
+ * Every row is max-pooled ahead (an entry gets the largest value among itself and the ahead-1 residents that follow)
  * and added up; with aggregate=norm the sum is divided by the number of rows it saw. The prompt's rows come as one, as
  * from one forward pass: only its last `window` rows are added up, then pooled once; window=0 takes all of them. The
  * engine adds: first 32 and newest 128 entries stay, and whole blocks leave by the sum of their scores,
@@ -14,9 +14,9 @@ enum { NORM, PLAIN };
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_ROW;
-    const policy_value *pool = policy_get(s, "pool");
-    if (pool->number < 1 || pool->number > KERNEL_MAX)
-        return err_set(ERR_USAGE, "h2o-openvino: pool=%s is %g, want 1 to %d", pool->text, pool->number, KERNEL_MAX);
+    const policy_value *ahead = policy_get(s, "ahead");
+    if (ahead->number < 1 || ahead->number > KERNEL_MAX)
+        return err_set(ERR_USAGE, "h2o-openvino: ahead=%s is %g, want 1 to %d", ahead->text, ahead->number, KERNEL_MAX);
     return 0;
 }
 
@@ -37,7 +37,7 @@ static void observe(const policy_setup *s, const policy_view *v) {
     if (in_prompt && v->t < first_row(s, v)) return;
     for (int32_t j = 0; j < v->n; j++) row[j] = (in_prompt ? row[j] : 0) + (double)v->row[j];
     if (v->t < v->n_prompt - 1) return;
-    pool_ahead(row, v->n, (int)policy_get(s, "pool")->number);
+    pool_ahead(row, v->n, (int)policy_get(s, "ahead")->number);
     for (int32_t j = 0; j < v->n; j++) sum[j] += row[j];
 }
 
@@ -57,7 +57,7 @@ const policy policy_h2o_openvino = {
     .family = FAMILY_ATTENTION,
     .params =
         (const policy_param[]){
-            {.name = "pool",
+            {.name = "ahead",
              .type = PARAM_COUNT,
              .initial = "7",
              .min = 1,

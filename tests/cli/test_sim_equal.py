@@ -21,6 +21,9 @@ SANITIZED = re.search(rb"__(asan|tsan|ubsan)_", Path(KVLAG).read_bytes()) is not
 POLICIES = json.loads(kvlag("policies", "--json").stdout)
 # Every policy once, in few words.
 SPECS = {"oracle": "oracle(mass)", "mix": "mix(evidence=attn,memory=mean)", "rmm": "rmm(lag=4)"}
+# Held windows that would not fit the budgets here.
+SPECS |= {"snapkv": "snapkv(window=8,hold=8)", "h2o-openvino": "h2o-openvino(sinks=2,hold=9)", "lazy": "lazy(hold=8)",
+          "lazy-code": "lazy-code(hold=8)"}
 ALL = [SPECS.get(p["name"], p["name"]) for p in POLICIES]
 EVERYTHING = ["--metrics", "lost_mass,loss,out_err"]
 SCHEDULES = ["step", "every:4", "watermark:0.8", "block:3", "prompt"]
@@ -200,13 +203,21 @@ KNOBS = {
     "alpha": ("", "0.98", "0.3"), "signal": ("", "correct", "uniform"), "seed": ("", "0", "7"),
     "evidence": ("memory=sum", "attn", "attn*correct"),
     "memory": ("", "sum", "first:4"), "of": None,
+    "window": ("", "2", "20"), "kernel": ("", "1", "9"), "pool": ("", "avg", "max"), "lambda": ("", "0.1", "0.8"),
+    "similar": ("", "0.2", "0.9"), "protect": ("", "0", "0.6"), "young": ("", "0", "20"), "shift": ("", "0", "2"),
+    "ahead": ("", "1", "5"), "aggregate": ("", "norm", "sum"),
 }  # fmt: skip
 CONTEXT = {("mix", "tau"): "evidence=attn,memory=age", ("mix", "seed"): "evidence=random,memory=static",
            ("mix", "evidence"): "memory=sum", ("mix", "memory"): ""}  # fmt: skip
 NEEDED = {"mix": "memory=last", "oracle": "mass"}
+# Windows that want more room than 40 entries, and what only a prompt brings out.
+ROOM = {"snapkv": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
+        "h2o-openvino": ["--prompt", "120", "-b", "180"]}
 # The newest entries score highest and every head decides alike, so these change nothing by their meaning.
 NO_MATTER = {(p, k) for p in ("window", "streaming") for k in ("hold", "unit")}
-TAKES_NO_ROW = {"window", "streaming", "random", "oracle"}
+# Windows of 16 or more rank first anyway; the young have had few rows to be charged in.
+NO_MATTER |= {(p, "hold") for p in ("snapkv", "snapkv-w32-k5-avg", "snapkv-w32-k7-max", "gkv", "scissorhands")}
+TAKES_NO_ROW = {"window", "streaming", "random", "oracle", "rkv"}
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p["name"])
@@ -219,7 +230,7 @@ def test_every_parameter_changes_something(sim_traces, tmp_path, policy):
         context, *values = KNOBS[key]
         context = CONTEXT.get((name, key), ",".join(x for x in (NEEDED.get(name), context) if x))
         specs = [f"{name}({','.join(x for x in (context, f'{key}={v}') if x)})" for v in values]
-        args = [sim_traces / "real.h5", "-b", "40", "--pending", "both", "--metrics", "lost_mass"]
+        args = [sim_traces / "real.h5", "--pending", "both", "--metrics", "lost_mass", *ROOM.get(name, ["-b", "40"])]
         if key == "row" and name in TAKES_NO_ROW:
             assert kvlag("sim", *args, "-o", tmp_path / "n.csv", *ask(specs[1])).returncode == 2
             continue

@@ -76,7 +76,7 @@ class Scissorhands(RowScorer):
 
 class OpenVINO(RowScorer):
     def scores(self, t):
-        P, window, length = self.config.n_prompt, int(self.p["window"]), int(self.p["pool"])
+        P, window, length = self.config.n_prompt, int(self.p["window"]), int(self.p["ahead"])
         first = max(0, P - window) if window else 0
         ahead = lambda x: np.array([x[j:j + length].max() for j in range(len(x))])  # noqa: E731
         # Who follows whom is a matter of who was resident in that step.
@@ -210,7 +210,7 @@ for name, window, kernel, pool in (("snapkv", 64, 5, "avg"), ("snapkv-w32-k5-avg
                                    ("pyramidkv", 8, 7, "max")):
     add(name, SnapKV, str(window), window=str(window), kernel=str(kernel), pool=pool)
 add("scissorhands", Scissorhands, "10", window="400", tau="1/resident")
-add("h2o-openvino", OpenVINO, "128", "layer", 32, pool="7", window="8", aggregate="norm")
+add("h2o-openvino", OpenVINO, "128", "layer", 32, ahead="7", window="8", aggregate="norm")
 add("lazy", Lazy, "52", alpha="0.0005", shift="0")
 add("lazy-code", Lazy, "52", alpha="0.0005", shift="1")
 add("roco", RoCo, "0", protect="0.3", young="10")

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.skipif(not os.path.exists(KVLAG), reason=f"no {KVLAG}")
 
 ROWS_ONLY = ["lfu", "lfu(tau=0.1,hold=2)", "h2o-mean", "h2o-mean(hold=3,row=max)", "h2o-prompt", "h2o-prompt(hold=2)",
              "h2o-last", "mix(memory=prompt,hold=1)",
-             "h2o-openvino(sinks=1,hold=2)", "h2o-openvino(pool=3,window=0,aggregate=sum,sinks=0,hold=3)",
-             "h2o-openvino(pool=1,window=2,sinks=0,hold=1)",
+             "h2o-openvino(sinks=1,hold=2)", "h2o-openvino(ahead=3,window=0,aggregate=sum,sinks=0,hold=3)",
+             "h2o-openvino(ahead=1,window=2,sinks=0,hold=1)",
              "scissorhands(hold=2)", "scissorhands(window=5,hold=1)", "scissorhands(window=50,tau=0.02,hold=3)",
              "scissorhands-sum(hold=2)", "scissorhands-sum(window=3,hold=3)",
              "roco(young=2)", "roco(protect=0.6,young=1,row=max)", "roco(protect=0,young=0)", "roco(protect=1,hold=1)",
@@ -59,8 +59,8 @@ EQUAL = [("tova", "mix(evidence=attn,memory=last,unit=layer)"), ("tova", "h2o-la
          ("scissorhands-sum(hold=budget/2)", "h2o"), ("scissorhands-sum(window=4096,hold=3)", "h2o(hold=3)"),
          ("lfu", "mix(evidence=attn>=tau,memory=sum,hold=1)"),
          ("scissorhands(tau=0,hold=1)", "window"), ("roco(protect=0,young=0)", "h2o-mean"),
-         ("h2o-openvino(pool=1,window=0,aggregate=sum,sinks=0,hold=3)", "h2o(unit=layer,hold=3)"),
-         ("h2o-openvino(pool=1,window=0,sinks=0,hold=3)", "h2o-mean(unit=layer,hold=3)"),
+         ("h2o-openvino(ahead=1,window=0,aggregate=sum,sinks=0,hold=3)", "h2o(unit=layer,hold=3)"),
+         ("h2o-openvino(ahead=1,window=0,sinks=0,hold=3)", "h2o-mean(unit=layer,hold=3)"),
          ("lazy(shift=1,hold=2)", "lazy-code(hold=2)"),
          ("gkv(window=4,alpha=0,lambda=1,hold=4)", "mix(evidence=attn,memory=recent:4,hold=4,row=max)")]
 
@@ -80,7 +80,7 @@ def test_identities_at_the_end_of_the_prompt(traces, tmp_path, a, b):
 
 
 DIFFERENT = ["lfu|lfu(tau=0.1)|lfu(hold=3)|lru", "h2o|h2o-mean(hold=budget/2)|h2o-prompt(hold=budget/2)|h2o-last",
-             "h2o-openvino(sinks=0,hold=2)|h2o-openvino(sinks=4,hold=2)|h2o-openvino(sinks=0,hold=2,pool=2)|"
+             "h2o-openvino(sinks=0,hold=2)|h2o-openvino(sinks=4,hold=2)|h2o-openvino(sinks=0,hold=2,ahead=2)|"
              "h2o-openvino(sinks=0,hold=2,window=3)|h2o-openvino(sinks=0,hold=2,aggregate=sum)",
              "scissorhands|scissorhands(window=4)|scissorhands(tau=0.02)|scissorhands-sum|scissorhands-sum(window=4)",
              "roco|roco(protect=0.5)|roco(young=3)|roco(row=max)",
@@ -107,8 +107,8 @@ REFUSED = [("snapkv(kernel=4)", "odd"), ("snapkv(kernel=65)", "1 to 63"), ("snap
            ("gkv(window=5000)", "1 to 4096"), ("rkv(lambda=-1)", "0 to 1"), ("rkv(similar=2)", "-1 to 1"),
            ("rkv(kernel=2)", "odd"), ("scissorhands(window=budget/99)", "1 to 4096"), ("scissorhands(tau=2)", "0 to 1"),
            ("scissorhands-sum(window=budget/99)", "1..4096"), ("roco(protect=2)", "0 to 1"), ("roco(young=-1)", "out of range"),
-           ("lazy(alpha=2)", "0 to 1"), ("lazy(shift=-1)", "0 to 100"), ("h2o-openvino(pool=0)", "1 to 63"),
-           ("h2o-openvino(pool=budget/99)", "1 to 63"), ("h2o-openvino(aggregate=max)", "norm|sum"), ("lfu(tau=2)", "0 to 1")]
+           ("lazy(alpha=2)", "0 to 1"), ("lazy(shift=-1)", "0 to 100"), ("h2o-openvino(ahead=0)", "1 to 63"),
+           ("h2o-openvino(ahead=budget/99)", "1 to 63"), ("h2o-openvino(aggregate=max)", "norm|sum"), ("lfu(tau=2)", "0 to 1")]
 
 
 @pytest.mark.parametrize("spec, message", REFUSED)

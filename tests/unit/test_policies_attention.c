@@ -100,16 +100,16 @@ static void openvino_pools_ahead(void **state) {
     (void)state;
     bench b = {0};
     /* Rows by pairs: 1; .65 .35; .4 .4 .4; .5 .1 .31 .31. */
-    score_rows(&b, "h2o-openvino(sinks=0,hold=3,pool=2,aggregate=sum)", rows, 4);
+    score_rows(&b, "h2o-openvino(sinks=0,hold=3,ahead=2,aggregate=sum)", rows, 4);
     ASSERT_SCORES(&b, 2.55, .85, .71, .31);
-    score_rows(&b, "h2o-openvino(sinks=0,hold=3,pool=2)", rows, 4);
+    score_rows(&b, "h2o-openvino(sinks=0,hold=3,ahead=2)", rows, 4);
     ASSERT_SCORES(&b, 2.55 / 4, .85 / 3, .71 / 2, .31);
     /* A prompt of 3: its sum 1.85 .75 .4 is pooled once; then row 3 is added. */
     b.n_prompt = 3;
-    score_rows(&b, "h2o-openvino(sinks=0,hold=3,pool=3,window=0,aggregate=sum)", rows, 4);
+    score_rows(&b, "h2o-openvino(sinks=0,hold=3,ahead=3,window=0,aggregate=sum)", rows, 4);
     ASSERT_SCORES(&b, 1.85 + .5, .75 + .31, .4 + .31, .31);
     /* Of the prompt only the last two rows: .85 .75 .4, seen 2 2 1 times; row 3 once more. */
-    score_rows(&b, "h2o-openvino(sinks=0,hold=3,pool=1,window=2)", rows, 4);
+    score_rows(&b, "h2o-openvino(sinks=0,hold=3,ahead=1,window=2)", rows, 4);
     ASSERT_SCORES(&b, 1.35 / 3, .84 / 3, .5 / 2, .31);
 }
 
