@@ -79,29 +79,87 @@ void estimate_prepare(const float *a, int32_t t, const float *const *s, int n_st
     }
 }
 
-/* Sums of a and the deviations over one side, a few rows at a time. */
-static void sums(const estimate_row *row, const int32_t *evict_at, int evicted, size_t n, double *out) {
+/* Bytes of rows that stay in the first-level cache beside masks. */
+enum { PIECE_BYTES = 36 << 10, AHEAD = 3 };
+
+size_t estimate_lanes(size_t n) {
+    return n * KERNEL_STREAMS_MAX * KERNEL_LANES;
+}
+
+/* Masks and sums of a configuration that comes later: they are far away, and each is touched once a step. */
+static void fetch_ahead(const estimate_lost *lost, int32_t from, int32_t n, size_t place) {
+    const int line = 64 / sizeof *lost->gone;
+    for (int32_t b = from / KERNEL_LANES; b < (from + n) / KERNEL_LANES; b += line) __builtin_prefetch(lost->gone + b);
+    __builtin_prefetch(lost->out + place, 1);
+    __builtin_prefetch(lost->out + place + KERNEL_STREAMS_MAX / 2, 1);
+}
+
+/* Some rows, over what each configuration lost: out[place + k] = sum of x[k]. */
+static void sum_lost(const float *const *x, int n_x, int32_t end, const estimate_lost *lost, size_t n, size_t place,
+                     float (*lanes)[KERNEL_LANES]) {
+    const kernel_table *table = kernels();
+    int32_t piece = (int32_t)(PIECE_BYTES / sizeof(float) / (size_t)n_x / KERNEL_LANES * KERNEL_LANES);
+    memset(lanes, 0, n * (size_t)n_x * sizeof *lanes);
+    for (int32_t from = 0; from < end; from += piece) {
+        const float *here[KERNEL_STREAMS_MAX];
+        for (int k = 0; k < n_x; k++) here[k] = x[k] + from;
+        for (size_t i = 0; i < n; i++) {
+            if (i + AHEAD < n) fetch_ahead(&lost[i + AHEAD], from, end - from < piece ? end - from : piece, place);
+            int32_t to = lost[i].end < end ? lost[i].end : end;
+            if (to - from > piece) to = from + piece;
+            if (to > from)
+                table->masked_lanes(here, n_x, lost[i].gone + from / KERNEL_LANES, 0, (size_t)(to - from),
+                                    lanes + i * (size_t)n_x);
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        table->totals((const float(*)[KERNEL_LANES])(lanes + i * (size_t)n_x), n_x, lost[i].out + place);
+}
+
+/* The same over the visible entries, for one head and one configuration. */
+static void sum_visible(const estimate_row *row, const uint16_t *gone, double *out) {
     for (int done = 0; done < row->n_streams + 1; done += KERNEL_STREAMS_MAX) {
+        _Alignas(64) float lanes[KERNEL_STREAMS_MAX][KERNEL_LANES] = {{0}};
         const float *x[KERNEL_STREAMS_MAX];
         int take = row->n_streams + 1 - done;
         if (take > KERNEL_STREAMS_MAX) take = KERNEL_STREAMS_MAX;
         for (int k = 0; k < take; k++) x[k] = done + k == 0 ? row->a : row->d + (size_t)(done + k - 1) * row->stride;
-        kernels()->masked_sums(x, take, evict_at, row->t, evicted, n, out + done);
+        kernels()->masked_lanes(x, take, gone, 1, (size_t)row->t + 1, lanes);
+        kernels()->totals((const float (*)[KERNEL_LANES])lanes, take, out + done);
     }
 }
 
-int estimate_masked(const estimate_row *row, const int32_t *evict_at, int32_t left_end, double *out) {
-    int32_t n = row->t + 1;
-    sums(row, evict_at, 1, (size_t)(left_end < n ? left_end : n), out);
-    double lost = out[0], visible = row->z - lost, sign = 1;
-    if (lost > 0.5 * row->z) { /* the lost side is the larger one: its sums cancel, the visible side's do not */
-        sums(row, evict_at, 0, (size_t)n, out);
+/* From sums to m and x.delta, in place. */
+static int finish(const estimate_row *row, const estimate_lost *lost, double *out) {
+    double gone = out[0], visible = row->z - gone, sign = 1;
+    if (gone > 0.5 * row->z) { /* the lost side is the larger one: its sums cancel, the visible side's do not */
+        sum_visible(row, lost->gone, out);
         visible = out[0];
         sign = -1;
     }
-    out[0] = sign > 0 ? lost / row->z : 1 - visible / row->z;
+    out[0] = sign > 0 ? gone / row->z : 1 - visible / row->z;
     int floored = visible < 1e-6 * row->z;
     if (floored) visible = 1e-6 * row->z;
     for (int k = 1; k <= row->n_streams; k++) out[k] = sign * out[k] / visible;
     return floored;
+}
+
+void estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost, size_t n, float *lanes) {
+    int each = 1 + rows->n_streams, all = n_heads * each;
+    int parts = (all + KERNEL_STREAMS_MAX - 1) / KERNEL_STREAMS_MAX, done = 0;
+    for (int part = 0; part < parts; part++) {
+        const float *x[KERNEL_STREAMS_MAX];
+        int take = (all - done + parts - part - 1) / (parts - part);
+        for (int k = 0; k < take; k++) {
+            const estimate_row *row = &rows[(done + k) / each];
+            int stream = (done + k) % each;
+            x[k] = stream == 0 ? row->a : row->d + (size_t)(stream - 1) * row->stride;
+        }
+        sum_lost(x, take, rows->t + 1, lost, n, (size_t)done, (float(*)[KERNEL_LANES])lanes);
+        done += take;
+    }
+    for (size_t i = 0; i < n; i++) {
+        lost[i].floored = 0;
+        for (int h = 0; h < n_heads; h++) lost[i].floored += finish(&rows[h], &lost[i], lost[i].out + h * each);
+    }
 }

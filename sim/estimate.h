@@ -37,14 +37,25 @@ typedef struct estimate_row {
     int n_streams;
     double z;       /* sum of a */
     const float *a; /* [pad(t+1)] */
-    const float *d; /* [n_streams][stride] a (S - s) */
+    const float *d; /* n_streams rows `stride` apart: a (S - s) */
     size_t stride;
 } estimate_row;
 
-/* `a` padded with zeros; s[k] points to stream k, [pad(t+1)]; `d` [n_streams][stride] scratch, kept by *out. */
+/* `a` padded with zeros; s[k] points to stream k, [pad(t+1)]; d [n_streams] rows `stride` apart, kept by *out: s[k] may
+ * be its row k. */
 void estimate_prepare(const float *a, int32_t t, const float *const *s, int n_streams, size_t stride, float *d,
                       estimate_row *out);
 
-/* One configuration: out[0] = m, out[1+k] = x_k.delta. evict_at [pad(T)]; entries at or after `left_end` are all
- * visible. Returns 1 if the visible mass was floored, else 0. */
-int estimate_masked(const estimate_row *row, const int32_t *evict_at, int32_t left_end, double *out);
+/* What one configuration lost, and what it cost. */
+typedef struct estimate_lost {
+    const uint16_t *gone; /* bit i % 16 of gone[i / 16]: entry i is not visible (of those at or after `end` all are) */
+    int32_t end;
+    double *out; /* [n_heads][1 + n_streams]: m, then x_k.delta */
+    int floored; /* heads whose visible mass was floored */
+} estimate_lost;
+
+/* Rows of the query heads of one unit at one step, for n configurations: the masks are of the unit, and the entries
+ * are taken in pieces that stay in the first-level cache while the configurations pass. `lanes` holds
+ * estimate_lanes(n) f32, 64-byte aligned. */
+void estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost, size_t n, float *lanes);
+size_t estimate_lanes(size_t n);

@@ -35,8 +35,9 @@ static float over(float a) {
 
 /* gain += g.e for each label set, e = a / max(1-a, 1e-3) (o - v). */
 static void add_gains(const pass *w, int kv, int head, int32_t from, int32_t to, int worker) {
-    const float *s = step_streams(w, head, from, to, w->n_sets, worker);
-    float *d = w->deviation + (size_t)worker * (size_t)w->n_streams_most * w->stride;
+    float *s = w->stream + (size_t)worker * w->stream_rows * w->stride;
+    float *d = w->deviation + (size_t)worker * (size_t)w->n_sets * w->stride;
+    step_streams(w, head, from, to, w->n_sets, s);
     for (int32_t r = from; r < to; r++) {
         const float *a = row_of(w, head, r), *stream[w->n_sets];
         estimate_row row;

@@ -30,14 +30,12 @@ int pass_read_tile(pass *w, int32_t row0) {
     return trace_layer_rows(w->attention, row0, w->n_rows, w->rows, w->row_stride, w->p);
 }
 
-float *step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, int worker) {
-    float *out = w->stream + (size_t)worker * (size_t)w->n_sets * LAYER_ROWS * w->stride;
+void step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, float *out) {
     size_t dim = (size_t)w->m->head_dim;
     const float *values = w->values + (size_t)(head / w->group) * w->stride * dim;
     for (int k = 0; k < sets; k++)
         kernels()->scores(trace_layer_grad(w->attention, k, head) + (size_t)from * dim, (size_t)(to - from), values,
                           (size_t)(w->row0 + to), dim, 1.0f, out + (size_t)k * LAYER_ROWS * w->stride, w->stride);
-    return out;
 }
 
 /* ---- replay ----------------------------------------------------------------------------------------------------- */
@@ -50,7 +48,10 @@ static void replay_row(pass *w, const task *k, int32_t row) {
     const float *heads[n];
     for (int h = 0; h < n; h++) heads[h] = row_of(w, h0 + h, row);
     if (r->c->setup.needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) full_run_offer(w, r, k->unit, row);
-    replay_step(r->replay[k->unit], w->row0 + row, heads, &w->facts[w->row0 + row]);
+    replay_attend(r->replay[k->unit], w->row0 + row, heads, &w->facts[w->row0 + row]);
+    replay_gone(r->replay[k->unit],
+                r->gone + ((size_t)k->unit * (size_t)w->tile + (size_t)row) * w->stride / KERNEL_LANES);
+    replay_evict(r->replay[k->unit]);
 }
 
 /* A few configurations go through the tile side by side, so that a row is in the first-level cache for all but one. */

@@ -19,6 +19,7 @@ typedef struct run {
     replay **replay;                   /* [n_units] */
     int32_t *evict_at;                 /* [n_units][stride] of the current layer */
     int32_t *first_missing, *left_end; /* [n_units] see replay_range */
+    uint16_t *gone;                    /* [n_units][tile][stride / 16] what each row of the tile does not see */
     double *sums;                      /* [tile][n_head][1 + n_streams] of the current tile */
     double *head_lost;                 /* [n_layer][n_head] sums over counted steps */
     double *head_first, *head_fisher;  /* [n_layer][n_head] sums over steps, with loss */
@@ -53,10 +54,9 @@ typedef struct pass {
     /* Streams of a query head: first those that do not depend on the step (probes or values), then one a label set:
      * the text's own labels, then the n_fisher samples. */
     int n_fixed, n_sets, n_streams;
-    int n_streams_most; /* rows of deviation a worker needs */
-    int priced_sets;    /* of n_sets, those that are priced: 0 where only policies look at gradients */
-    bool layer_unit;    /* some unit that looks at the full run is a whole layer */
-    unsigned evidence;  /* NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER of any policy */
+    int priced_sets;   /* of n_sets, those that are priced: 0 where only policies look at gradients */
+    bool layer_unit;   /* some unit that looks at the full run is a whole layer */
+    unsigned evidence; /* NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER of any policy */
 
     run *runs;
     size_t n_runs;
@@ -71,8 +71,11 @@ typedef struct pass {
     layer_data data;     /* what policies see of the layer beside rows */
     float *wo;           /* [n_head*head_dim][n_embd] */
     float *values;       /* [n_kv_head][stride*head_dim] packed for kernels, where streams or evidence need them */
-    float *stream;       /* [threads][n_sets][LAYER_ROWS][stride] the streams that depend on the step */
-    float *deviation;    /* [threads][n_streams_most][stride] */
+    size_t stream_rows;  /* of `stream`, a worker */
+    float *stream;       /* [threads][stream_rows][stride] streams of some rows of a kv head's query heads */
+    float *deviation;    /* [threads][n_sets][stride] for evidence */
+    estimate_lost *lost; /* [threads][n_runs] */
+    float *lanes;        /* [threads][estimate_lanes(n_runs)] */
     double *embd;        /* [threads][n_embd] exact output error */
     int32_t *scratch;    /* [threads][T+2] */
     future mass, fisher; /* for hindsight */
@@ -105,9 +108,9 @@ const float *row_of(const pass *w, int head, int32_t r);
 /* The tile in pieces of LAYER_ROWS rows: how many, and rows from .. to-1 of number `index`. */
 size_t chunks_of(const pass *w);
 void chunk_rows(const pass *w, size_t index, int32_t *from, int32_t *to);
-/* s(t, i) = g_t . v_i of a query head for some rows of the tile and the first `sets` label sets, into the worker's
- * memory: row r of set k at the result + (k * LAYER_ROWS + r - from) * stride. */
-float *step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, int worker);
+/* s(t, i) = g_t . v_i of a query head for rows from .. to-1 of the tile and the first `sets` label sets: row r of set k
+ * at out + (k * LAYER_ROWS + r - from) * stride. */
+void step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, float *out);
 
 /* ---- full_run.c: evidence and hindsight of the full run --------------------------------------------------------- */
 

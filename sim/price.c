@@ -11,34 +11,63 @@ static bool is_priced(const pass *w, int32_t t) {
     return w->counted[t] || w->priced_sets;
 }
 
-static void estimate_one(pass *w, run *r, int kv, const estimate_row *row, double *sums) {
-    int unit = r->n_units == 1 ? 0 : kv;
-    if (row->t < r->first_missing[unit]) {
-        memset(sums, 0, (size_t)(1 + w->n_streams) * sizeof *sums);
-        return;
-    }
-    int floored = estimate_masked(row, r->evict_at + (size_t)unit * w->stride, r->left_end[unit], sums);
-    if (floored) atomic_fetch_add_explicit(&r->floored, 1, memory_order_relaxed);
+/* The mask of what a unit lost before row r of the tile. */
+static uint16_t *gone_at(const pass *w, const run *r, int unit, int32_t row) {
+    return r->gone + ((size_t)unit * (size_t)w->tile + (size_t)row) * (w->stride / KERNEL_LANES);
 }
 
-static void estimate_head(pass *w, int head, int32_t from, int32_t to, int worker) {
-    while (from < to && !is_priced(w, w->row0 + from)) from++;
-    while (from < to && !is_priced(w, w->row0 + to - 1)) to--;
-    if (from == to) return;
-    const float *steps = w->priced_sets ? step_streams(w, head, from, to, w->priced_sets, worker) : NULL;
-    float *d = w->deviation + (size_t)worker * (size_t)w->n_streams_most * w->stride;
+/* Replays leave masks behind; lifetimes that were handed in are compared here. */
+static int given_masks_task(void *context, size_t index, int worker) {
+    (void)worker;
+    pass *w = context;
+    run *r = &w->runs[index];
+    for (int u = 0; u < r->n_units && r->is_given; u++)
+        for (int32_t row = 0; row < w->n_rows; row++)
+            kernels()->gone_mask(r->evict_at + (size_t)u * w->stride, w->row0 + row, (size_t)(w->row0 + row) + 1,
+                                 gone_at(w, r, u, row));
+    return 0;
+}
+
+/* A worker's memory for the streams of one kv head's query heads: row r of stream k of its head h. */
+static float *stream_row(const pass *w, int worker, int h, int k, int32_t r) {
+    size_t of_worker = (size_t)worker * w->stream_rows;
+    return w->stream + (of_worker + (size_t)(h * w->n_streams + k) * LAYER_ROWS + (size_t)r) * w->stride;
+}
+
+/* Rows from .. to-1 of the tile for one head: each stream s becomes its deviation, where it stands. */
+static void prepare_head(pass *w, int kv, int h, int32_t from, int32_t to, int worker, estimate_row *rows) {
+    int head = kv * w->group + h;
+    if (w->priced_sets) step_streams(w, head, from, to, w->priced_sets, stream_row(w, worker, h, w->n_fixed, 0));
     for (int32_t r = from; r < to; r++) {
         const float *s[w->n_streams + 1];
-        estimate_row row;
-        if (!is_priced(w, w->row0 + r)) continue;
         for (int k = 0; k < w->n_fixed; k++)
             s[k] = w->streams.s + ((size_t)head * (size_t)w->n_fixed + (size_t)k) * w->stride;
-        for (int k = 0; k < w->priced_sets; k++)
-            s[w->n_fixed + k] = steps + ((size_t)k * LAYER_ROWS + (size_t)(r - from)) * w->stride;
-        estimate_prepare(row_of(w, head, r), w->row0 + r, s, w->n_streams, w->stride, d, &row);
-        size_t place = ((size_t)r * (size_t)w->m->n_head + (size_t)head) * (size_t)(1 + w->n_streams);
-        for (size_t i = 0; i < w->n_runs; i++)
-            estimate_one(w, &w->runs[i], head / w->group, &row, w->runs[i].sums + place);
+        for (int k = w->n_fixed; k < w->n_streams; k++) s[k] = stream_row(w, worker, h, k, r - from);
+        estimate_prepare(row_of(w, head, r), w->row0 + r, s, w->n_streams, LAYER_ROWS * w->stride,
+                         stream_row(w, worker, h, 0, r - from), &rows[(r - from) * w->group + h]);
+    }
+}
+
+/* All configurations at one step. */
+static void price_row(pass *w, int kv, int32_t row, const estimate_row *rows, int worker) {
+    size_t each = (size_t)(1 + w->n_streams), bytes = (size_t)w->group * each * sizeof(double), n = 0;
+    size_t place = ((size_t)row * (size_t)w->m->n_head + (size_t)(kv * w->group)) * each;
+    estimate_lost *lost = w->lost + (size_t)worker * w->n_runs;
+    for (size_t i = 0; i < w->n_runs; i++) {
+        run *r = &w->runs[i];
+        int unit = r->n_units == 1 ? 0 : kv;
+        if (w->row0 + row < r->first_missing[unit]) {
+            memset(r->sums + place, 0, bytes);
+            continue;
+        }
+        lost[n++] = (estimate_lost){.gone = gone_at(w, r, unit, row), .end = r->left_end[unit], .out = r->sums + place};
+    }
+    estimate_masked(rows, w->group, lost, n, w->lanes + (size_t)worker * estimate_lanes(w->n_runs));
+    for (size_t i = 0; i < w->n_runs && n; i++) {
+        run *r = &w->runs[i];
+        if (w->row0 + row < r->first_missing[r->n_units == 1 ? 0 : kv]) continue;
+        int floored = lost++->floored;
+        if (floored) atomic_fetch_add_explicit(&r->floored, floored, memory_order_relaxed);
     }
 }
 
@@ -50,8 +79,13 @@ static int estimate_task(void *context, size_t index, int worker) {
     int kv = (int)(index / chunks_of(w));
     int32_t from, to;
     chunk_rows(w, index % chunks_of(w), &from, &to);
-    if (w->row0 + to <= w->n_prompt) return 0;
-    for (int h = kv * w->group; h < (kv + 1) * w->group; h++) estimate_head(w, h, from, to, worker);
+    while (from < to && !is_priced(w, w->row0 + from)) from++;
+    while (from < to && !is_priced(w, w->row0 + to - 1)) to--;
+    if (from == to) return 0;
+    estimate_row rows[LAYER_ROWS * w->group];
+    for (int h = 0; h < w->group; h++) prepare_head(w, kv, h, from, to, worker, rows);
+    for (int32_t r = from; r < to; r++)
+        if (is_priced(w, w->row0 + r)) price_row(w, kv, r, rows + (r - from) * w->group, worker);
     return 0;
 }
 
@@ -142,6 +176,7 @@ static int finish_task(void *context, size_t index, int worker) {
 }
 
 int price_tile(pass *w) {
+    if (w->runs->is_given) TRY(pool_run(w->p, w->n_runs, given_masks_task, w));
     TRY(pool_run(w->p, 1 + (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
     return pool_run(w->p, w->n_runs, add_task, w);
 }

@@ -13,15 +13,13 @@ struct replay {
     int32_t *evict_at;
     int32_t first_missing, left_end; /* see replay_range */
 
-    const float *out, *loss, *fisher; /* see replay_offer */
-    const double *future;
-
     int32_t n;      /* residents */
     int32_t *entry; /* [capacity] ascending */
     uint16_t *mask; /* [n_tokens / 16, rounded up] bit i % 16 of mask[i / 16]: entry i is there */
     double **field; /* [n_fields][capacity] the policy's memory, parallel to entry */
     size_t n_state;
-    double *state; /* [n_state] the policy's memory of the unit */
+    double *state;    /* [n_state] the policy's memory of the unit */
+    policy_view view; /* of the step at hand */
     float *row, *scratch;
     double *score;
     int32_t *victim; /* [capacity] indices into entry */
@@ -91,16 +89,27 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     r->n = 0;
     r->first_missing = r->n_tokens + 1;
     r->left_end = 0;
+    r->view = (policy_view){
+        .entry = r->entry,
+        .field = r->field,
+        .state = r->state,
+        .data = unit->data,
+        .n_head = unit->n_head,
+        .n_prompt = r->c->n_prompt,
+        .sequence = unit->sequence,
+        .layer = unit->layer,
+        .kv_head = unit->kv_head,
+    };
     for (size_t i = 0; i < kernel_pad((size_t)r->n_tokens); i++) evict_at[i] = r->n_tokens + 1;
     if (r->capacity) memset(r->mask, 0, mask_blocks(r->n_tokens) * sizeof *r->mask);
     if (r->n_state) memset(r->state, 0, r->n_state * sizeof *r->state);
 }
 
 void replay_offer(replay *r, const float *out, const float *loss, const float *fisher, const double *future) {
-    r->out = out;
-    r->loss = loss;
-    r->fisher = fisher;
-    r->future = future;
+    r->view.out = out;
+    r->view.loss = loss;
+    r->view.fisher = fisher;
+    r->view.future = future;
 }
 
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end) {
@@ -122,8 +131,13 @@ static void append(replay *r, int32_t t) {
     r->mask[t / KERNEL_LANES] |= (uint16_t)(1u << t % KERNEL_LANES);
 }
 
-/* Index of the first resident at or after position i. */
+/* Index of the first resident at or after position i. Often i is there, with all entries after it or all before it. */
 static int32_t first_at(const replay *r, int64_t i) {
+    if (i <= 0) return 0;
+    if (i > r->view.t) return r->n;
+    int64_t from_end = r->n - (r->view.t + 1 - i);
+    if (from_end >= 0 && from_end < r->n && r->entry[from_end] == i) return (int32_t)from_end;
+    if (i < r->n && r->entry[i] == i) return (int32_t)i;
     int32_t low = 0, high = r->n;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -267,12 +281,14 @@ static void evict_blocks(replay *r, int32_t t, int32_t count) {
     }
 }
 
-static void evict(replay *r, int32_t t, const policy_view *v) {
+void replay_evict(replay *r) {
+    if (r->c->is_full) return;
+    int32_t t = r->view.t;
     int32_t from = first_at(r, r->c->sinks), to = first_at(r, (int64_t)t - r->c->hold + 1);
     int32_t k = excess(r, t, to);
     if (k > to - from && r->c->schedule != SCHEDULE_BLOCK) k = to - from;
     if (k <= 0) return;
-    const double *score = r->c->setup.policy->score(&r->c->setup, v, r->score);
+    const double *score = r->c->setup.policy->score(&r->c->setup, &r->view, r->score);
     if (r->c->schedule == SCHEDULE_BLOCK) {
         if (score != r->score) memcpy(r->score, score, (size_t)r->n * sizeof *score);
         evict_blocks(r, t, k);
@@ -284,43 +300,39 @@ static void evict(replay *r, int32_t t, const policy_view *v) {
 
 /* ---- a step ----------------------------------------------------------------------------------------------------- */
 
-void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts) {
+void replay_attend(replay *r, int32_t t, const float *const *heads, const replay_facts *facts) {
     const sim_config *c = r->c;
     if (c->is_full) {
         if (r->unit.window && t >= r->unit.window) r->evict_at[t - r->unit.window] = t;
         return;
     }
+    r->view.t = t;
     expire(r, t);
     append(r, t);
-    policy_view v = {
-        .t = t,
-        .n = r->n,
-        .entry = r->entry,
-        .field = r->field,
-        .heads = heads,
-        .n_head = r->unit.n_head,
-        .data = r->unit.data,
-        .state = r->state,
-        .n_prompt = c->n_prompt,
-        .entropy = facts->entropy,
-        .correct = facts->correct,
-        .confidence = facts->confidence,
-        .counted = facts->counted,
-        .future = r->future,
-        .out = r->out,
-        .loss = r->loss,
-        .fisher = r->fisher,
-        .sequence = r->unit.sequence,
-        .layer = r->unit.layer,
-        .kv_head = r->unit.kv_head,
-    };
+    policy_view *v = &r->view;
+    v->n = r->n;
+    v->heads = heads;
+    v->correct = facts->correct;
+    v->confidence = facts->confidence;
+    v->entropy = facts->entropy;
+    v->counted = facts->counted;
     if (c->setup.needs & NEEDS_ROW) {
         const policy *p = c->setup.policy;
-        size_t from = p->first_wanted ? (size_t)p->first_wanted(&c->setup, &v) : 0;
+        size_t from = p->first_wanted ? (size_t)p->first_wanted(&c->setup, v) : 0;
         kernels()->resident_row(heads, r->unit.n_head, r->entry, r->mask, (size_t)r->n, from, c->take_max, r->scratch,
                                 r->row);
-        v.row = r->row;
+        v->row = r->row;
     }
-    c->setup.policy->observe(&c->setup, &v);
-    evict(r, t, &v);
+    c->setup.policy->observe(&c->setup, v);
+}
+
+void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts) {
+    replay_attend(r, t, heads, facts);
+    replay_evict(r);
+}
+
+void replay_gone(const replay *r, uint16_t *gone) {
+    int32_t t = r->view.t;
+    if (r->first_missing > t) return;
+    for (int32_t b = 0; b <= t / KERNEL_LANES; b++) gone[b] = (uint16_t)~r->mask[b];
 }

@@ -37,8 +37,16 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at);
  * _LOSS, _FISHER or _FUTURE. */
 void replay_offer(replay *r, const float *out, const float *loss, const float *fisher, const double *future);
 
-/* Step t (0, 1, ... in order). heads[h] points to query head h's full row, [t+1] f32. */
+/* Step t (0, 1, ... in order), in two halves: up to what the policy takes in, then what leaves. heads[h] points to
+ * query head h's full row, [t+1] f32, and stays as it is until replay_evict. */
+void replay_attend(replay *r, int32_t t, const float *const *heads, const replay_facts *facts);
+void replay_evict(replay *r);
+/* Both. */
 void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts);
+
+/* Between the halves of step t: what its row does not see, as bit i % 16 of gone[i / 16], for i < pad(t + 1). Nothing
+ * is written while nothing is missing. */
+void replay_gone(const replay *r, uint16_t *gone);
 
 /* So far: the lowest step that misses an entry (T+1 if none does), and one past the highest entry that left (0). */
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end);

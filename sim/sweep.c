@@ -74,6 +74,7 @@ static size_t carve_run(const pass *w, run *r, void *block) {
     r->evict_at = mem_carve(&m, units * w->stride, sizeof *r->evict_at);
     r->first_missing = mem_carve(&m, units, sizeof *r->first_missing);
     r->left_end = mem_carve(&m, units, sizeof *r->left_end);
+    r->gone = mem_carve(&m, units * (size_t)w->tile * w->stride / KERNEL_LANES, sizeof *r->gone);
     r->sums = mem_carve(&m, (size_t)w->tile * heads * (size_t)(1 + w->n_streams), sizeof *r->sums);
     size_t cells = (size_t)w->m->n_layer * heads, priced = w->priced_sets ? cells : 0;
     r->head_lost = mem_carve(&m, cells, sizeof *r->head_lost);
@@ -92,6 +93,7 @@ static size_t run_bytes(const pass *w, const sim_config *c, bool given) {
     run r = {.n_units = given ? w->m->n_kv_head : units_of(w, c), .is_given = given};
     size_t bytes = carve_run(w, &r, NULL);
     policy_shape shape = layer_data_shape(w->m, c->unit_layer);
+    bytes += (size_t)pool_threads(w->p) * (sizeof *w->lost + estimate_lanes(1) * sizeof *w->lanes);
     if (!given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens, &shape);
     return bytes + (w->o->keep_lifetimes ? lifetimes_cells(w) * sizeof(int32_t) : 0);
 }
@@ -114,7 +116,6 @@ static void choose_streams(pass *w, const sim_config *configs, size_t n) {
     w->n_sets = gradients ? 1 + w->s->n_fisher : 0;
     w->priced_sets = w->o->loss ? w->n_sets : 0;
     w->n_streams = w->n_fixed + w->priced_sets;
-    w->n_streams_most = w->n_streams > w->n_sets ? w->n_streams : w->n_sets;
 }
 
 static void choose_tile(pass *w) {
@@ -152,8 +153,10 @@ static size_t carve_pass(pass *w, void *block) {
     carve_evidence(&m, w);
     size_t dim = (size_t)w->m->head_dim, sets = (size_t)w->n_sets;
     w->values = mem_carve(&m, sets ? (size_t)w->m->n_kv_head * w->stride * dim : 0, sizeof *w->values);
-    w->stream = mem_carve(&m, threads * sets * LAYER_ROWS * w->stride, sizeof *w->stream);
-    w->deviation = mem_carve(&m, threads * (size_t)w->n_streams_most * w->stride, sizeof *w->deviation);
+    size_t priced = (size_t)w->group * (size_t)w->n_streams;
+    w->stream_rows = (priced > sets ? priced : sets) * LAYER_ROWS;
+    w->stream = mem_carve(&m, threads * w->stream_rows * w->stride, sizeof *w->stream);
+    w->deviation = mem_carve(&m, w->evidence ? threads * sets * w->stride : 0, sizeof *w->deviation);
     w->scratch = mem_carve(&m, threads * (tokens + 2), sizeof *w->scratch);
     size_t embd = (size_t)w->m->n_embd;
     bool wo = w->o->out_err || (w->data.needs & NEEDS_WO);
@@ -309,7 +312,10 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     w->n_runs = n;
     w->runs = mem_new(n, sizeof *w->runs, "configurations");
     w->tasks = mem_new(n * (size_t)w->m->n_kv_head, sizeof *w->tasks, "configurations");
-    int code = w->runs && w->tasks ? 0 : ERR_DATA;
+    size_t threads = (size_t)pool_threads(w->p);
+    w->lost = mem_new(threads * n, sizeof *w->lost, "configurations");
+    w->lanes = mem_new(threads * estimate_lanes(n), sizeof *w->lanes, "configurations");
+    int code = w->runs && w->tasks && w->lost && w->lanes ? 0 : ERR_DATA;
     for (size_t i = 0; i < n && !code; i++) {
         const sim_config *c = &configs[from + i];
         w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = given != NULL};
@@ -322,6 +328,8 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     for (size_t i = 0; i < n && w->runs; i++) end_run(&w->runs[i]);
     mem_free(w->runs);
     mem_free(w->tasks);
+    mem_free(w->lost);
+    mem_free(w->lanes);
     return code;
 }
 

@@ -35,8 +35,11 @@ INLINE v16f fma16(v16f a, v16f b, v16f c) {
 INLINE mask16 mask_le(v16i a, v16i b) {
     return _mm512_cmple_epi32_mask((__m512i)a, (__m512i)b);
 }
-INLINE mask16 mask_not(mask16 m) {
-    return (mask16)~m;
+INLINE mask16 lanes_in(uint16_t bits) {
+    return bits;
+}
+INLINE uint16_t bits_of(mask16 m) {
+    return m;
 }
 INLINE v16f masked_add(v16f acc, mask16 m, v16f x) {
     return (v16f)_mm512_mask_add_ps((__m512)acc, m, (__m512)acc, (__m512)x);
@@ -55,8 +58,14 @@ typedef v16i mask16;
 INLINE mask16 mask_le(v16i a, v16i b) {
     return a <= b;
 }
-INLINE mask16 mask_not(mask16 m) {
-    return ~m;
+INLINE mask16 lanes_in(uint16_t bits) {
+    const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return -(((int32_t)bits - (v16i){0}) >> lane & 1);
+}
+INLINE uint16_t bits_of(mask16 m) {
+    uint16_t bits = 0;
+    for (int l = 0; l < LANES; l++) bits |= (uint16_t)((m[l] & 1) << l);
+    return bits;
 }
 INLINE v16f masked_add(v16f acc, mask16 m, v16f x) {
     return acc + (v16f)((v16i)x & m);
@@ -344,73 +353,101 @@ static void deviation(const float *a, const float *s, float mean, float *d, size
     for (size_t i = 0; i < n; i += LANES) store(d + i, load(a + i) * (splat(mean) - load(s + i)));
 }
 
-INLINE void masked_sums_of(const float *const *x, const int n_x, const int32_t *evict_at, int32_t t, int evicted,
-                           size_t n, double *out) {
-    v16f acc[KERNEL_STREAMS_MAX];
-    for (int k = 0; k < n_x; k++) acc[k] = splat(0.0f);
-    for (size_t i = 0; i < n; i += LANES) {
-        mask16 m = mask_le(*(const v16i *)(evict_at + i), splat_i(t));
-        if (!evicted) m = mask_not(m);
-        for (int k = 0; k < n_x; k++) acc[k] = masked_add(acc[k], m, load(x[k] + i));
-    }
-    for (int k = 0; k < n_x; k++) out[k] = total(acc[k]);
+static void gone_mask(const int32_t *evict_at, int32_t t, size_t n, uint16_t *mask) {
+    for (size_t b = 0; b < kernel_pad(n) / LANES; b++)
+        mask[b] = bits_of(mask_le(*(const v16i *)(evict_at + b * LANES), splat_i(t)));
 }
 
-static void masked_sums(const float *const *x, int n_x, const int32_t *evict_at, int32_t t, int evicted, size_t n,
-                        double *out) {
+INLINE void masked_lanes_of(const float *const *x, const int n_x, const uint16_t *mask, uint16_t flip, size_t n,
+                            float (*lanes)[LANES]) {
+    v16f acc[KERNEL_STREAMS_MAX];
+    for (int k = 0; k < n_x; k++) acc[k] = load(lanes[k]);
+    for (size_t i = 0; i < n; i += LANES) {
+        mask16 m = lanes_in(mask[i / LANES] ^ flip);
+        for (int k = 0; k < n_x; k++) acc[k] = masked_add(acc[k], m, load(x[k] + i));
+    }
+    for (int k = 0; k < n_x; k++) store(lanes[k], acc[k]);
+}
+
+static void masked_lanes(const float *const *x, int n_x, const uint16_t *mask, int others, size_t n,
+                         float (*lanes)[LANES]) {
+    uint16_t flip = others ? 0xffff : 0;
+#define ROWS(n_)                                      \
+    case n_:                                          \
+        masked_lanes_of(x, n_, mask, flip, n, lanes); \
+        break
     switch (n_x) {
-    case 1:
-        masked_sums_of(x, 1, evict_at, t, evicted, n, out);
-        break;
-    case 2:
-        masked_sums_of(x, 2, evict_at, t, evicted, n, out);
-        break;
-    case 3:
-        masked_sums_of(x, 3, evict_at, t, evicted, n, out);
-        break;
-    case 4:
-        masked_sums_of(x, 4, evict_at, t, evicted, n, out);
-        break;
-    case 5:
-        masked_sums_of(x, 5, evict_at, t, evicted, n, out);
-        break;
-    case 6:
-        masked_sums_of(x, 6, evict_at, t, evicted, n, out);
-        break;
-    case 7:
-        masked_sums_of(x, 7, evict_at, t, evicted, n, out);
-        break;
+        ROWS(1);
+        ROWS(2);
+        ROWS(3);
+        ROWS(4);
+        ROWS(5);
+        ROWS(6);
+        ROWS(7);
+        ROWS(8);
+        ROWS(9);
+        ROWS(10);
+        ROWS(11);
+        ROWS(12);
     default:
-        masked_sums_of(x, 8, evict_at, t, evicted, n, out);
         break;
     }
+#undef ROWS
+}
+
+static void totals(const float (*lanes)[LANES], int n, double *out) {
+    for (int k = 0; k < n; k++) out[k] = total(load(lanes[k]));
 }
 
 typedef double v8d_anywhere __attribute__((vector_size(64), aligned(8)));
 typedef int64_t v8l __attribute__((vector_size(64)));
 
+/* Is any lane of a comparison true? */
+INLINE bool any8(v8l m) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)m, (__m512i)m) != 0;
+#else
+    int64_t any = 0;
+    for (int l = 0; l < 8; l++) any |= m[l];
+    return any != 0;
+#endif
+}
+INLINE v8d lower8(v8d a, v8d b) {
+#if defined(__AVX512F__)
+    return (v8d)_mm512_min_pd((__m512d)a, (__m512d)b);
+#else
+    v8l less = a < b;
+    return (v8d)(((v8l)a & less) | ((v8l)b & ~less));
+#endif
+}
+
+/* First the lowest value, in four chains that do not wait for each other, then where it stands. */
 static size_t lowest(const double *x, size_t n) {
-    size_t best = 0, i = 0;
-    if (n >= 8) {
-        v8d low = *(const v8d_anywhere *)x;
-        v8l place = {0, 1, 2, 3, 4, 5, 6, 7}, here = place;
-        for (i = 8; i + 8 <= n; i += 8) {
-            v8d v = *(const v8d_anywhere *)(x + i);
-            v8l lower = v < low; /* strictly: of equals a lane keeps its first */
-            here += 8;
-            low = (v8d)(((v8l)v & lower) | ((v8l)low & ~lower));
-            place = (here & lower) | (place & ~lower);
-        }
-        best = (size_t)place[0];
-        for (int l = 1; l < 8; l++)
-            if (low[l] < x[best] || (low[l] == x[best] && (size_t)place[l] < best)) best = (size_t)place[l];
+    double least = x[0];
+    size_t i = 0;
+    if (n >= 32) {
+        v8d low[4];
+        for (int c = 0; c < 4; c++) low[c] = *(const v8d_anywhere *)(x + 8 * c);
+        for (i = 32; i + 32 <= n; i += 32)
+            for (size_t c = 0; c < 4; c++) low[c] = lower8(*(const v8d_anywhere *)(x + i + 8 * c), low[c]);
+        v8d one = lower8(lower8(low[0], low[1]), lower8(low[2], low[3]));
+        for (int l = 0; l < 8; l++)
+            if (one[l] < least) least = one[l];
     }
     for (; i < n; i++)
-        if (x[i] < x[best]) best = i;
-    return best;
+        if (x[i] < least) least = x[i];
+    v8d wanted = least - (v8d){0};
+    for (i = 0; i + 32 <= n; i += 32) {
+        v8l there = {0};
+        for (size_t c = 0; c < 4; c++) there |= *(const v8d_anywhere *)(x + i + 8 * c) == wanted;
+        if (any8(there)) break;
+    }
+    while (x[i] != least) i++;
+    return i;
 }
 
 typedef float v8f_anywhere __attribute__((vector_size(32), aligned(4)));
+typedef int32_t v8i_anywhere __attribute__((vector_size(32), aligned(4)));
 
 static void blend(double *f, const float *a, double keep, double gain, double factor, size_t n) {
     size_t j = 0;
@@ -420,6 +457,22 @@ static void blend(double *f, const float *a, double keep, double gain, double fa
         *to = keep * *to + gain * (factor * x);
     }
     for (; j < n; j++) f[j] = keep * f[j] + gain * (factor * (double)a[j]);
+}
+
+static void add_mean(double *f, double *mean, const float *a, const int32_t *entry, double factor, int32_t t,
+                     size_t n) {
+    size_t j = 0;
+    for (; j + 8 <= n; j += 8) {
+        v8d x = __builtin_convertvector(*(const v8f_anywhere *)(a + j), v8d);
+        v8d age = __builtin_convertvector(t - *(const v8i_anywhere *)(entry + j), v8d);
+        v8d sum = *(const v8d_anywhere *)(f + j) + factor * x;
+        *(v8d_anywhere *)(f + j) = sum;
+        *(v8d_anywhere *)(mean + j) = sum / age;
+    }
+    for (; j < n; j++) {
+        f[j] += factor * (double)a[j];
+        mean[j] = f[j] / (t - entry[j]);
+    }
 }
 
 /* ---- the row over the residents --------------------------------------------------------------------------------- */
@@ -467,8 +520,7 @@ INLINE v16f masked_block(const float *head, const uint16_t *mask, size_t b, bool
             if (mask[b] >> l & 1) v[l] = head[b * LANES + (size_t)l];
         return v;
     }
-    v16i there = (splat_i(mask[b]) >> lane_number) & splat_i(1);
-    return (v16f)((v16i)(v16f) * (const v16f_anywhere *)(head + b * LANES) & -there);
+    return (v16f)((v16i)(v16f) * (const v16f_anywhere *)(head + b * LANES) & lanes_in(mask[b]));
 #endif
 }
 
@@ -572,8 +624,11 @@ const kernel_table KERNELS = {
     .normalise = normalise,
     .dot = dot,
     .deviation = deviation,
-    .masked_sums = masked_sums,
+    .gone_mask = gone_mask,
+    .masked_lanes = masked_lanes,
+    .totals = totals,
     .lowest = lowest,
     .blend = blend,
+    .add_mean = add_mean,
     .resident_row = resident_row,
 };

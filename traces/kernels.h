@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { KERNEL_LANES = 16, KERNEL_STREAMS_MAX = 8 };
+enum { KERNEL_LANES = 16, KERNEL_STREAMS_MAX = 12 };
 
 static inline size_t kernel_pad(size_t n) {
     return (n + KERNEL_LANES - 1) / KERNEL_LANES * KERNEL_LANES;
@@ -56,16 +56,23 @@ typedef struct kernel_table {
     /* d[i] = a[i] * (mean - s[i]) for i < pad(n). */
     void (*deviation)(const float *a, const float *s, float mean, float *d, size_t n);
 
-    /* The masked sums of DESIGN section 6: over i < n, out[k] = sum of x[k][i] where evict_at[i] <= t (evicted != 0)
-     * or evict_at[i] > t (evicted == 0). n_x <= KERNEL_STREAMS_MAX rows, padded with zeros; evict_at padded. */
-    void (*masked_sums)(const float *const *x, int n_x, const int32_t *evict_at, int32_t t, int evicted, size_t n,
-                        double *out);
+    /* Masks stand as bit i % 16 of mask[i / 16]. For i < pad(n): is entry i gone at step t, evict_at[i] <= t? */
+    void (*gone_mask)(const int32_t *evict_at, int32_t t, size_t n, uint16_t *mask);
+    /* The masked sums of DESIGN section 6, piece by piece: the lanes of x[k][i], i < n, that are in the mask (or, if
+     * `others`, that are not) are added to lanes[k]. n_x <= KERNEL_STREAMS_MAX rows, padded with zeros. */
+    void (*masked_lanes)(const float *const *x, int n_x, const uint16_t *mask, int others, size_t n,
+                         float (*lanes)[KERNEL_LANES]);
+    /* out[k] = sum of lanes[k] in f64; lanes 64-byte aligned. */
+    void (*totals)(const float (*lanes)[KERNEL_LANES], int n, double *out);
 
     /* Index of the lowest of n >= 1 values, the first of equal ones. No NaN. Any alignment. */
     size_t (*lowest)(const double *x, size_t n);
 
     /* f[j] = keep * f[j] + gain * (factor * a[j]) for j < n, each operation rounded. f padded. */
     void (*blend)(double *f, const float *a, double keep, double gain, double factor, size_t n);
+
+    /* f[j] += factor * a[j]; mean[j] = f[j] / (t - entry[j]) for j < n, each operation rounded. Any alignment. */
+    void (*add_mean)(double *f, double *mean, const float *a, const int32_t *entry, double factor, int32_t t, size_t n);
 
     /* The unit's row over its residents (DESIGN section 4, step 2): row[j] = combination over heads h < n_head of
      * heads[h][entry[j]] / (sum over j' of heads[h][entry[j']]); the mean, or the max if take_max; for j >= from, what

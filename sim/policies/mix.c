@@ -14,9 +14,9 @@ typedef enum mix_evidence {
     EVIDENCE_ATTN,
     EVIDENCE_CORRECT,
     EVIDENCE_CONFIDENCE,
-    EVIDENCE_FOCUS,
     EVIDENCE_AGREES,
     EVIDENCE_ENTROPY,
+    EVIDENCE_FOCUS,
     EVIDENCE_TAU,
     EVIDENCE_OUT,
     EVIDENCE_LOSS,
@@ -180,7 +180,6 @@ static double focus(const policy_view *v) {
     return 1 - entropy / log(v->n);
 }
 
-/* The evidence is the row times a factor common to all entries, but for the threshold. */
 /* Would a token drawn from the prediction have been the text's? One draw for all units and configurations of a step; the
  * counter is none of those that `random` counts. */
 static bool sample_agrees(const mix_plan *plan, const policy_view *v) {
@@ -188,17 +187,18 @@ static bool sample_agrees(const mix_plan *plan, const policy_view *v) {
     return rng_uniform(b.v[0]) < v->confidence;
 }
 
+/* The evidence is the row times a factor common to all entries, but for the threshold. */
 static double row_factor(const mix_plan *plan, const policy_view *v) {
     switch (plan->evidence) {
     case EVIDENCE_CORRECT:
         return v->correct ? 1 : 0;
     case EVIDENCE_CONFIDENCE:
         return v->confidence;
-    case EVIDENCE_FOCUS:
     case EVIDENCE_AGREES:
         return sample_agrees(plan, v) ? 1 : 0;
     case EVIDENCE_ENTROPY:
         return exp(-v->entropy);
+    case EVIDENCE_FOCUS:
         return focus(v);
     default:
         return 1;
@@ -221,6 +221,8 @@ static const float *evidence_of_full_run(const mix_plan *plan, const policy_view
 
 /* First resident whose rows i+1 .. i+L include step t; the newest entry's own row is no such row. */
 static int32_t first_open(const policy_view *v, double lag) {
+    double guess = v->n - 1 - lag; /* where it stands if none of the younger ones is missing */
+    if (guess >= 0 && (double)v->entry[(int32_t)guess] + lag == v->t) return (int32_t)guess;
     int32_t j = v->n;
     while (j > 0 && (double)v->entry[j - 1] + lag >= v->t) j--;
     return j;
@@ -276,12 +278,17 @@ void mix_observe(const policy_setup *s, const policy_view *v) {
         for (int32_t j = 0; j < n; j++)
             if (j == n - 1 || (threshold ? (double)a[j] : EVIDENCE(j)) >= tau) f[j] = v->t;
         break;
-    default: /* MEMORY_FIRST: field 0 sums the rows after arrival, field 1 is their mean; before them, the own row */
-        for (int32_t j = first_open(v, x); j < n - 1; j++) {
+    default: { /* MEMORY_FIRST: field 0 sums the rows after arrival, field 1 is their mean; before them, the own row */
+        int32_t open = first_open(v, x);
+        double *mean = v->field[1];
+        if (own && open < n - 1)
+            kernels()->add_mean(f + open, mean + open, a + open, v->entry + open, c, v->t, (size_t)(n - 1 - open));
+        for (int32_t j = open; !own && j < n - 1; j++) {
             f[j] += EVIDENCE(j);
-            v->field[1][j] = f[j] / (v->t - v->entry[j]);
+            mean[j] = f[j] / (v->t - v->entry[j]);
         }
-        v->field[1][n - 1] = (double)a[n - 1];
+        mean[n - 1] = (double)a[n - 1];
+    }
     }
 #undef EVIDENCE
 }

@@ -220,9 +220,17 @@ static void sums_match_plain(void **state) {
         list[table]->deviation(a, s, 0.25f, d, N);
         for (size_t i = 0; i < N; i++) assert_true(d[i] == a[i] * (0.25f - s[i]));
         mem_free(d);
+        uint16_t gone[kernel_pad(N) / KERNEL_LANES];
+        list[table]->gone_mask(evict_at, 50, N, gone);
+        for (size_t i = 0; i < N; i++) assert_int_equal(gone[i / 16] >> i % 16 & 1, evict_at[i] <= 50);
         for (int n_x = 1; n_x <= KERNEL_STREAMS_MAX; n_x++)
             for (int evicted = 0; evicted < 2; evicted++) {
-                list[table]->masked_sums((const float *const *)x, n_x, evict_at, 50, evicted, N, out);
+                float lanes[KERNEL_STREAMS_MAX][KERNEL_LANES] __attribute__((aligned(64))) = {{0}};
+                const float *rest[KERNEL_STREAMS_MAX]; /* in two pieces */
+                for (int k = 0; k < n_x; k++) rest[k] = x[k] + 160;
+                list[table]->masked_lanes((const float *const *)x, n_x, gone, !evicted, 160, lanes);
+                list[table]->masked_lanes(rest, n_x, gone + 10, !evicted, N - 160, lanes);
+                list[table]->totals((const float(*)[KERNEL_LANES])lanes, n_x, out);
                 for (int k = 0; k < n_x; k++) {
                     double m = 0;
                     for (size_t i = 0; i < N; i++)
@@ -243,13 +251,36 @@ static void lowest_is_the_first_of_equals(void **state) {
     (void)state;
     const kernel_table *list[3];
     int n_tables = kernels_available(list);
-    double x[41];
+    double x[101];
     for (int table = 0; table < n_tables; table++)
-        for (size_t n = 1; n <= 40; n++)
+        for (size_t n = 1; n <= 100; n++)
             for (size_t at = 0; at < n; at++) {
                 for (size_t i = 0; i < n; i++) x[1 + i] = i == at || i == at + 3 ? -7.5 : (double)i;
                 assert_int_equal(list[table]->lowest(x + 1, n), at);
             }
+}
+
+static void means_add_up(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    enum { M = 21 };
+    float *a = array(M + 1, 30);
+    for (int table = 0; table < n_tables; table++) {
+        double f[M], mean[M];
+        int32_t entry[M];
+        for (int j = 0; j < M; j++) {
+            f[j] = j;
+            entry[j] = 2 * j;
+        }
+        list[table]->add_mean(f + 1, mean + 1, a + 2, entry + 1, 0.3, 50, M - 1); /* at any alignment */
+        assert_true(f[0] == 0);
+        for (int j = 1; j < M; j++) {
+            double sum = j + 0.3 * (double)a[j + 1];
+            assert_true(f[j] == sum && mean[j] == sum / (50 - 2 * j));
+        }
+    }
+    mem_free(a);
 }
 
 static double plain_resident(float *const *a, int count, const int32_t *entry, size_t n, int max, size_t j) {
@@ -360,6 +391,7 @@ int main(void) {
         cmocka_unit_test(softmax_matches_plain),
         cmocka_unit_test(sums_match_plain),
         cmocka_unit_test(lowest_is_the_first_of_equals),
+        cmocka_unit_test(means_add_up),
         cmocka_unit_test(resident_row_by_hand),
         cmocka_unit_test(blend_by_hand),
         cmocka_unit_test(philox_known_answers),

@@ -207,18 +207,66 @@ static void delta_of_one_evicted_entry(void **state) {
     /* p = .5 .3 .2, v = 1 2 3, entry 0 evicted: o = 1.7, o' = 2.4, kept .5, delta = a/(1-a) (o - v). */
     float a[16] __attribute__((aligned(64))) = {.5f, .3f, .2f}, v[16] __attribute__((aligned(64))) = {1, 2, 3},
                 d[16] __attribute__((aligned(64)));
-    int32_t evict_at[16] __attribute__((aligned(64))) = {2, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9};
+    _Alignas(64) float lanes[2 * KERNEL_STREAMS_MAX * KERNEL_LANES];
+    assert_int_equal(estimate_lanes(2), sizeof lanes / sizeof *lanes);
+    uint16_t none = 0, first = 1, both = 3;
     estimate_row row;
-    double out[2];
+    double out[3][2];
+    estimate_lost lost[] = {{&first, 1, out[0], 0}, {&both, 2, out[1], 0}, {&none, 0, out[2], 0}};
     estimate_prepare(a, 2, (const float *const[]){v}, 1, 16, d, &row);
-    assert_int_equal(estimate_masked(&row, evict_at, 1, out), 0);
-    assert_true(fabs(out[0] - .5) < 1e-6 && fabs(out[1] - .7) < 1e-6);
-    evict_at[1] = 1; /* .8 lost: the visible side is summed */
-    estimate_masked(&row, evict_at, 2, out);
-    assert_true(fabs(out[0] - .8) < 1e-6 && fabs(out[1] - 1.3) < 1e-6);
-    evict_at[0] = evict_at[1] = 9;
-    estimate_masked(&row, evict_at, 0, out);
-    assert_true(out[0] == 0 && out[1] == 0);
+    estimate_masked(&row, 1, lost, 2, lanes);
+    assert_true(fabs(out[0][0] - .5) < 1e-6 && fabs(out[0][1] - .7) < 1e-6);
+    assert_true(fabs(out[1][0] - .8) < 1e-6 && fabs(out[1][1] - 1.3) < 1e-6); /* the visible side is summed */
+    estimate_masked(&row, 1, lost + 2, 1, lanes);
+    assert_true(out[2][0] == 0 && out[2][1] == 0);
+    assert_int_equal(lost[0].floored + lost[1].floored + lost[2].floored, 0);
+}
+
+/* Two heads of 8 streams are 18 rows, more than one piece; entries reach over several pieces of a row. Against plain
+ * loops. */
+static void many_streams_and_pieces_sum_up(void **state) {
+    (void)state;
+    enum { T = 3000, HEADS = 2, STREAMS = 8, CONFIGS = 3, STRIDE = 3008 };
+    float *a = mem_new(HEADS * STRIDE, sizeof *a, "test"), *s = mem_new(STREAMS * STRIDE, sizeof *s, "test");
+    float *d = mem_new(HEADS * STREAMS * STRIDE, sizeof *d, "test");
+    float *lanes = mem_new(estimate_lanes(CONFIGS), sizeof *lanes, "test");
+    uint16_t gone[CONFIGS][STRIDE / KERNEL_LANES] = {{0}};
+    estimate_row rows[HEADS];
+    estimate_lost lost[CONFIGS];
+    double out[CONFIGS][HEADS][1 + STREAMS];
+    const float *stream[STREAMS];
+    for (int i = 0; i < T; i++) {
+        for (int h = 0; h < HEADS; h++) a[h * STRIDE + i] = (float)((i * 7 + h) % 13 + 1);
+        for (int k = 0; k < STREAMS; k++) s[k * STRIDE + i] = (float)((i * (k + 3)) % 11);
+        for (int c = 0; c < CONFIGS; c++)
+            if (i < 1000 * (c + 1) && i % (4 - c) == 0) gone[c][i / 16] |= (uint16_t)(1u << i % 16);
+    }
+    for (int k = 0; k < STREAMS; k++) stream[k] = s + k * STRIDE;
+    for (int h = 0; h < HEADS; h++)
+        estimate_prepare(a + h * STRIDE, T - 1, stream, STREAMS, STRIDE, d + h * STREAMS * STRIDE, &rows[h]);
+    for (int c = 0; c < CONFIGS; c++) lost[c] = (estimate_lost){gone[c], 1000 * (c + 1), out[c][0], 0};
+    estimate_masked(rows, HEADS, lost, CONFIGS, lanes);
+    for (int c = 0; c < CONFIGS; c++)
+        for (int h = 0; h < HEADS; h++) {
+            double z = 0, lost_mass = 0, all[STREAMS] = {0}, seen[STREAMS] = {0};
+            for (int i = 0; i < T; i++) {
+                double x = (double)a[h * STRIDE + i];
+                bool is_gone = gone[c][i / 16] >> i % 16 & 1;
+                z += x;
+                if (is_gone) lost_mass += x;
+                for (int k = 0; k < STREAMS; k++) {
+                    all[k] += x * (double)s[k * STRIDE + i];
+                    if (!is_gone) seen[k] += x * (double)s[k * STRIDE + i];
+                }
+            }
+            assert_true(fabs(out[c][h][0] - lost_mass / z) < 1e-5);
+            for (int k = 0; k < STREAMS; k++)
+                assert_true(fabs(out[c][h][1 + k] - (seen[k] / (z - lost_mass) - all[k] / z)) < 1e-4);
+        }
+    mem_free(a);
+    mem_free(s);
+    mem_free(d);
+    mem_free(lanes);
 }
 
 static void specs_are_refused_by_name(void **state) {
@@ -317,6 +365,7 @@ int main(void) {
         cmocka_unit_test(a_window_expires_free_of_charge),
         cmocka_unit_test(a_budget_of_everything_evicts_nothing),
         cmocka_unit_test(delta_of_one_evicted_entry),
+        cmocka_unit_test(many_streams_and_pieces_sum_up),
         cmocka_unit_test(specs_are_refused_by_name),
         cmocka_unit_test(lists_and_precedence),
         cmocka_unit_test(guards_must_fit),
