@@ -180,8 +180,8 @@ static double focus(const policy_view *v) {
     return 1 - entropy / log(v->n);
 }
 
-/* Would a token drawn from the prediction have been the text's? One draw for all units and configurations of a step; the
- * counter is none of those that `random` counts. */
+/* Would a token drawn from the prediction have been the text's? One draw for all units and configurations of a step;
+ * the counter is none of those that `random` counts. */
 static bool sample_agrees(const mix_plan *plan, const policy_view *v) {
     rng_block b = rng_philox(plan->seed, (uint32_t)v->t, UINT32_MAX, UINT32_MAX, (uint32_t)v->sequence);
     return rng_uniform(b.v[0]) < v->confidence;

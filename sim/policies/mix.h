@@ -4,8 +4,8 @@
  *   attn                 a_t(i)
  *   attn*correct         a_t(i) where the prediction made at step t was right, else 0
  *   attn*confidence      a_t(i) times the probability given to the true next token
- *   attn*agrees          a_t(i) where a token drawn from the model's distribution is the text's next one, else 0: word 0
- *                        of Philox(seed; t, -1, -1, sequence) as a uniform number lies below the probability of that one
+ *   attn*agrees          a_t(i) where a token drawn from the model's distribution is the text's next one, else 0: word
+ *                        0 of Philox(seed; t, -1, -1, sequence) as a uniform number is below that one's probability
  *   attn*entropy         a_t(i) exp(-entropy of the prediction)
  *   attn*focus           a_t(i) times 1 - entropy(a_t) / ln(residents)  (1 for a single resident)
  *   attn>=tau            1 where a_t(i) >= tau, else 0

@@ -204,13 +204,13 @@ const policy policy_rmm = {
              .type = PARAM_WORD,
              .initial = "correct",
              .words = "correct|uniform|confidence|agrees|entropy",
-             .help = "weight of a row of attention: prediction right (0/1), none, probability of the true token, a token "
-                     "sampled by the server is the true one (0/1), exp(-entropy)"},
+             .help = "weight of a row of attention: prediction right (0/1), none, probability of the true token, a "
+                     "sampled token is the true one (0/1), exp(-entropy)"},
             {.name = "evidence",
              .type = PARAM_WORD,
              .initial = "attn",
              .words = "attn|out|loss|fisher",
-             .help = "what is measured: attention by signal, or evidence of the full run (see mix), which has no signal"},
+             .help = "what is measured: attention by signal, or evidence of the full run (see mix) without one"},
             POLICY_SEED,
             POLICY_GUARDS("0", "lag", "head", "32"),
         },
