@@ -59,7 +59,7 @@ static int parse(job *j, int argc, char **argv) {
         {"budget", 'b', OPT_TEXT, true, &j->budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
         {"lag", 'L', OPT_TEXT, true, &j->lags, "LIST", "lags: 8,16 or 0:64:8 or 0:256:x2 or budget/2", 0, 0},
         {"schedule", 0, OPT_TEXT, true, &j->schedule, "S", "step, every:P, watermark:f, block:n, prompt", 0, 0},
-        {"unit", 0, OPT_CHOICE, true, &j->unit, "head|layer", "what evicts on its own", 0, 0},
+        {"unit", 0, OPT_CHOICE, true, &j->unit, "head|layer|model", "what evicts on its own", 0, 0},
         {"pending", 0, OPT_CHOICE, true, &j->pending, "charged|free|both",
          "do entries held for the lag count in the budget", 0, 0},
         {"prompt", 0, OPT_INT, true, &j->n_prompt, "N", "steps that see everything (default: the trace's)", 0, 1 << 30},

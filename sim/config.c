@@ -165,13 +165,15 @@ static int expand_lags(grid *g, sim_ask *ask, bool lag_given) {
     if (lag < 0) return expand_pending(g, ask);
     if (!uses_lag(ask)) {
         if (lag_given)
-            return err_set(ERR_USAGE, "%s has no lag to fix (hold=lag would give it one)", ask->policy->name);
+            return err_set(ERR_USAGE, "%s has no lag to fix (hold=lag would give it one, or lag(L,%s))",
+                           ask->policy->name, ask->policy->name);
         ask->param[lag][0] = 0;
         return expand_pending(g, ask);
     }
     if (lag_given || !g->lags->n) {
         if (!ask->param[lag][0])
-            return err_set(ERR_USAGE, "%s: hold=lag needs a lag (lag=N in the spec, or -L)", ask->policy->name);
+            return err_set(ERR_USAGE, "%s: %s=lag needs a lag (lag=N in the spec, or -L)", ask->policy->name,
+                           strcmp(ask_text(ask, "cutoff"), "lag") == 0 ? "cutoff" : "hold");
         return expand_pending(g, ask);
     }
     sim_ask one = *ask;
@@ -214,14 +216,27 @@ static void warn_of_newest(const sim_ask *ask) {
             ask->policy->name);
 }
 
+/* A floor is there for units that compete, and only for them. */
+static int settle_floor(const spec *s, sim_ask *ask) {
+    int floor_index = param_index(s->policy, "floor");
+    if (floor_index < 0 || strcmp(ask_text(ask, "share"), "none") != 0) return 0;
+    if (s->param[floor_index].n)
+        return err_set(ERR_USAGE, "%s: floor goes with share=layer or share=model", s->policy->name);
+    ask->param[floor_index][0] = 0;
+    return 0;
+}
+
+static int expand_whole(grid *g, const spec *s, sim_ask *ask) {
+    int lag = param_index(s->policy, "lag");
+    warn_of_newest(ask);
+    TRY(settle_floor(s, ask));
+    return expand_budgets(g, ask, lag >= 0 && s->param[lag].n > 0);
+}
+
 /* Lists in the spec: every combination, the first parameter outermost. */
 static int expand_params(grid *g, const spec *s, int index, sim_ask *ask) {
     const policy_param *p = &s->policy->params[index];
-    if (!p->name) {
-        warn_of_newest(ask);
-        int lag = param_index(s->policy, "lag");
-        return expand_budgets(g, ask, lag >= 0 && s->param[lag].n > 0);
-    }
+    if (!p->name) return expand_whole(g, s, ask);
     const char *flag = flag_for(g->flags, p->name, ask);
     if (s->param[index].n == 0) {
         if (flag) TRY(spec_canonical(p, flag, ask->param[index]));
@@ -249,12 +264,11 @@ static int expand_spec(grid *g, const char *source) {
             ask->policy = s.policy;
             ask->in_grid = ask->optional = g->is_default;
             code = expand_params(g, &s, 0, ask);
-            if (code) err_prefix(code, "-p '%.200s'", source);
         }
         mem_free(ask);
     }
     spec_free(&s);
-    return code;
+    return code ? err_prefix(code, "-p '%.200s'", source) : 0;
 }
 
 static int expand_all(grid *g, const char *const *specs, size_t n) {
@@ -297,7 +311,8 @@ int sim_ask_spec(const sim_ask *ask, text *out) {
     for (int i = 0; ask->policy->params[i].name; i++) {
         const policy_param *p = &ask->policy->params[i];
         bool own_column = strcmp(p->name, "lag") == 0 || strcmp(p->name, "schedule") == 0;
-        if (own_column || (p->initial && strcmp(p->initial, ask->param[i]) == 0)) continue;
+        bool is_default = p->initial && strcmp(p->initial, ask->param[i]) == 0;
+        if (own_column || is_default || !*ask->param[i]) continue;
         TRY(text_add(out, "%c", written++ ? ',' : '('));
         TRY(p->positional ? text_add(out, "%s", ask->param[i]) : text_add(out, "%s=%s", p->name, ask->param[i]));
     }
@@ -316,6 +331,11 @@ char *sim_ask_name(const sim_ask *ask) {
     return NULL;
 }
 
+const char *sim_unit_name(unit_kind unit) {
+    static const char *const names[] = {"head", "layer", "model"};
+    return names[unit];
+}
+
 /* ---- resolving -------------------------------------------------------------------------------------------------- */
 
 static int add_resolved(text *t, const policy_param *p, const policy_value *v, int index) {
@@ -328,94 +348,218 @@ static int add_resolved(text *t, const policy_param *p, const policy_value *v, i
     return text_add(t, "%s", v->text);
 }
 
-static int resolve_values(const sim_ask *ask, sim_config *c) {
-    int lag = param_index(ask->policy, "lag");
-    text resolved = {0}, spec_text = {0};
-    c->lag = -1;
-    if (lag >= 0 && ask->param[lag][0]) {
-        policy_value v;
-        TRY(spec_evaluate(&lag_param, ask->param[lag], c->budget, -1, &v));
-        c->lag = (int32_t)v.number;
-    }
-    int code = sim_ask_spec(ask, &spec_text);
-    for (int i = 0; ask->policy->params[i].name && !code; i++) {
-        code = spec_evaluate(&ask->policy->params[i], ask->param[i], c->budget, c->lag, &c->setup.value[i]);
-        if (!code) code = add_resolved(&resolved, &ask->policy->params[i], &c->setup.value[i], i);
-    }
-    if (!code && !resolved.data) code = text_add(&resolved, "%s", "");
-    c->resolved = resolved.data;
-    c->spec = spec_text.data;
+static int write_resolved(sim_config *c) {
+    text t = {0};
+    int code = text_add(&t, "%s", "");
+    for (int i = 0; c->setup.policy->params[i].name && !code; i++)
+        code = add_resolved(&t, &c->setup.policy->params[i], &c->setup.value[i], i);
+    c->resolved = t.data;
     return code;
 }
 
-/* Residents right after an eviction. */
-static int32_t schedule_target(const sim_config *c) {
-    if (c->pending_free) return c->budget;
-    if (c->schedule == SCHEDULE_EVERY) return c->budget - (int32_t)fmin(c->schedule_argument, 1e9) + 1;
-    if (c->schedule == SCHEDULE_WATERMARK) return (int32_t)floor(c->schedule_argument * c->budget);
-    return c->budget;
+/* Values and plan of a policy from the texts of its parameters. *lag: -1 = none. */
+static int set_up(const sim_ask *ask, int32_t budget, int32_t *lag, policy_setup *out) {
+    const policy *p = ask->policy;
+    const char *lag_text = ask_text(ask, "lag");
+    *out = (policy_setup){.policy = p};
+    *lag = -1;
+    if (*lag_text) {
+        policy_value v;
+        TRY(spec_evaluate(&lag_param, lag_text, budget, -1, &v));
+        *lag = (int32_t)v.number;
+    }
+    for (int i = 0; p->params[i].name; i++)
+        TRY(spec_evaluate(&p->params[i], ask->param[i], budget, *lag, &out->value[i]));
+    return p->init(out);
 }
 
-static int check_guards(const sim_config *c) {
-    int64_t held = c->pending_free ? 0 : c->hold, needed = c->sinks + held;
-    if (c->schedule == SCHEDULE_BLOCK) { /* blocks that touch a sink or a held entry stay whole */
-        int64_t n = (int64_t)c->schedule_argument;
-        needed = (c->sinks + n - 1) / n * n + held + n - 1;
-    }
-    if (c->target < 1)
-        return err_set(ERR_USAGE, "schedule %s leaves %d entries of a budget of %d", c->schedule_text, c->target,
-                       c->budget);
-    if (needed > c->target)
-        return err_set(ERR_USAGE, "sinks %d + hold %lld%s exceed the %d entries that schedule %s leaves", c->sinks,
-                       (long long)held, c->schedule == SCHEDULE_BLOCK ? " in whole blocks" : "", c->target,
-                       c->schedule_text);
-    if (c->schedule == SCHEDULE_PROMPT && c->n_prompt == 0)
-        return err_set(ERR_USAGE, "schedule prompt needs a prompt (--prompt N)");
+/* What each look at of the future must mean the same to both. */
+static bool disagree(unsigned one, unsigned other) {
+    return (one & NEEDS_FUTURE) && ((one ^ (one | other)) & NEEDS_FISHER);
+}
+
+/* The policy that evicts at the prompt's end; its parameters stand in `source` (spec_canonical). */
+static int resolve_prompt(const char *source, sim_config *c) {
+    int32_t lag;
+    spec s;
+    c->prompt = mem_new(1, sizeof *c->prompt, "configuration");
+    if (!c->prompt) return ERR_DATA;
+    int code = spec_parse(source, &s);
+    sim_ask ask = {.policy = s.policy};
+    for (int i = 0; !code && s.policy->params[i].name; i++)
+        snprintf(ask.param[i], POLICY_TEXT_MAX, "%s", s.param[i].n ? s.param[i].value[0] : s.policy->params[i].initial);
+    if (!code) code = set_up(&ask, c->budget, &lag, &c->prompt->setup);
+    spec_free(&s);
+    if (code) return err_prefix(code, "prompt=%s", source);
+    c->prompt->take_max = policy_get(&c->prompt->setup, "row")->word == 1;
+    unsigned own = c->setup.needs, other = c->prompt->setup.needs;
+    if (disagree(own, other) || disagree(other, own))
+        return err_set(ERR_USAGE, "prompt=%s: the two policies look at different futures", source);
+    c->needs |= other;
+    if (c->n_prompt == 0) return err_set(ERR_USAGE, "prompt=%s needs a prompt (--prompt N)", source);
     return 0;
 }
 
-static int resolve_guards(const sim_ask *ask, sim_config *c) {
+/* Residents right after an eviction. */
+static int32_t schedule_target(const sim_config *c, int32_t budget) {
+    if (c->pending_free) return budget;
+    if (c->schedule == SCHEDULE_EVERY) return budget - (int32_t)fmin(c->schedule_argument, 1e9) + 1;
+    if (c->schedule == SCHEDULE_WATERMARK) return (int32_t)floor(c->schedule_argument * budget);
+    return budget;
+}
+
+/* A guard's value where the unit's budget is not the configuration's: "budget/n" goes by the unit's. */
+static int32_t guard_of(const policy_setup *s, const char *name, int32_t budget) {
+    const policy_value *v = policy_get(s, name);
+    policy_value again;
+    if (strncmp(v->text, "budget", 6) != 0 || spec_evaluate(&lag_param, v->text, budget, -1, &again) != 0)
+        return (int32_t)v->number;
+    return (int32_t)again.number;
+}
+
+static sim_limits limits_of(const sim_config *c, int32_t budget) {
+    sim_limits l = {.budget = budget, .target = schedule_target(c, budget)};
+    l.guard = l.prompt = (sim_guard){guard_of(&c->setup, "sinks", budget), guard_of(&c->setup, "hold", budget)};
+    if (c->prompt) {
+        l.prompt =
+            (sim_guard){guard_of(&c->prompt->setup, "sinks", budget), guard_of(&c->prompt->setup, "hold", budget)};
+        /* What is free of charge is not the other policy's to take. */
+        if (c->pending_free && l.prompt.hold < l.guard.hold) l.prompt.hold = l.guard.hold;
+    }
+    if (c->share != SHARE_NONE && c->floor > 0) l.least = (int32_t)fmax(1, floor(c->floor * l.target));
+    return l;
+}
+
+sim_limits sim_config_limits(const sim_config *c, int layer, int n_layer) {
+    if (n_layer < 2 || c->first == c->last) return limits_of(c, c->budget);
+    double step = (c->first - c->last) / (n_layer - 1);
+    return limits_of(c, (int32_t)rint(c->first - layer * step)); /* half to even */
+}
+
+static int check_guard(const sim_config *c, const sim_limits *l, const sim_guard *g) {
+    int64_t held = c->pending_free ? 0 : g->hold, needed = g->sinks + held;
+    if (c->schedule == SCHEDULE_BLOCK) { /* blocks that touch a sink or a held entry stay whole */
+        int64_t n = (int64_t)c->schedule_argument;
+        needed = (g->sinks + n - 1) / n * n + held + n - 1;
+    }
+    if (l->target < 1)
+        return err_set(ERR_USAGE, "schedule %s leaves %d entries of a budget of %d", c->schedule_text, l->target,
+                       l->budget);
+    if (needed > l->target)
+        return err_set(ERR_USAGE, "sinks %d + hold %lld%s exceed the %d entries that schedule %s leaves", g->sinks,
+                       (long long)held, c->schedule == SCHEDULE_BLOCK ? " in whole blocks" : "", l->target,
+                       c->schedule_text);
+    return 0;
+}
+
+static int check_limits(const sim_config *c, const sim_limits *l) {
+    TRY(check_guard(c, l, &l->guard));
+    return check_guard(c, l, &l->prompt);
+}
+
+/* PyramidKV's budgets (arXiv:2406.02069) as kvpress 0.5.5 computes them: the last layer gets B/beta, the first as much
+ * above B as the last is below it, but no more than there is to keep. Where the last layer could not hold its guarded
+ * entries all layers get B. */
+static void resolve_taper(sim_config *c, int32_t n_tokens) {
+    policy_value *taper = &c->setup.value[param_index(c->setup.policy, "taper")];
+    double all = c->schedule == SCHEDULE_PROMPT ? c->n_prompt : n_tokens, most = all - c->hold, b = c->budget;
+    double last = b / taper->number, first = 2 * b - last;
+    if (first >= most) {
+        first = most;
+        last = 2 * b - first;
+    }
+    sim_limits l = limits_of(c, (int32_t)rint(last));
+    bool fits = first <= all && first > last && last >= l.guard.sinks + l.guard.hold && check_limits(c, &l) == 0;
+    c->first = fits ? first : b;
+    c->last = fits ? last : b;
+    if (!fits) spec_evaluate(&c->setup.policy->params[taper - c->setup.value], "1", 0, -1, taper);
+}
+
+/* Do unit, sharing and what the policies look at go together? */
+static int check_units(const sim_config *c, double taper) {
+    const unsigned of_full_run = NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER;
+    bool whole = c->unit == UNIT_MODEL || c->share == SHARE_MODEL;
+    if (c->share != SHARE_NONE && (int)c->unit >= (int)c->share)
+        return err_set(ERR_USAGE, "share=%s: a unit=%s has nobody to compete with", sim_unit_name((unit_kind)c->share),
+                       sim_unit_name(c->unit));
+    if (c->unit == UNIT_MODEL && taper > 1)
+        return err_set(ERR_USAGE, "taper: a unit of the whole model has one budget (unit=head or unit=layer)");
+    if (whole && (c->needs & of_full_run))
+        return err_set(ERR_USAGE,
+                       "%s=model: %s looks at the full run (its future, outputs or gradients), which is at hand for "
+                       "one layer at a time",
+                       c->unit == UNIT_MODEL ? "unit" : "share", c->setup.policy->name);
+    if (c->cutoff >= 0 && (c->setup.needs & NEEDS_FUTURE))
+        return err_set(ERR_USAGE, "cutoff: %s looks ahead; it gathers no evidence that could be cut off",
+                       c->setup.policy->name);
+    return 0;
+}
+
+static int resolve_guards(const sim_ask *ask, int32_t n_tokens, sim_config *c) {
     const policy_value *memory = policy_get(&c->setup, "memory"), *schedule = policy_get(&c->setup, "schedule");
+    const policy_value *cutoff = policy_get(&c->setup, "cutoff");
+    double taper = policy_get(&c->setup, "taper")->number;
     c->sinks = (int32_t)policy_get(&c->setup, "sinks")->number;
     c->hold = (int32_t)policy_get(&c->setup, "hold")->number;
     c->pending_free = ask->pending_free;
-    c->unit_layer = policy_get(&c->setup, "unit")->word == 1;
+    c->cutoff = *cutoff->text ? (int32_t)cutoff->number : -1;
+    c->unit = (unit_kind)policy_get(&c->setup, "unit")->word;
+    c->share = (share_kind)policy_get(&c->setup, "share")->word;
+    c->floor = c->share == SHARE_NONE ? 0 : policy_get(&c->setup, "floor")->number;
     c->take_max = policy_get(&c->setup, "row")->word == 1;
     c->schedule = (schedule_kind)schedule->word;
     c->schedule_argument = schedule->number;
     snprintf(c->schedule_text, sizeof c->schedule_text, "%s", schedule->text);
-    /* mix(memory=first:8) cuts its evidence off at row i+8: that is a lag, fixed by the spec. */
+    /* mix(memory=first:8) cuts its evidence off at row i+8, cutoff=8 all of it: that is a lag, fixed by the spec. */
     if (c->lag < 0 && memory && memory->word == MEMORY_FIRST) c->lag = (int32_t)memory->number;
-    c->target = schedule_target(c);
+    if (c->lag < 0) c->lag = c->cutoff;
+    c->target = schedule_target(c, c->budget);
     if (c->take_max && !(c->setup.needs & NEEDS_ROW))
         return err_set(ERR_USAGE, "row=max: %s does not look at its own row", ask->policy->name);
-    return check_guards(c);
+    if (c->schedule == SCHEDULE_PROMPT && c->n_prompt == 0)
+        return err_set(ERR_USAGE, "schedule prompt needs a prompt (--prompt N)");
+    TRY(check_units(c, taper));
+    c->first = c->last = c->budget;
+    if (taper > 1) resolve_taper(c, n_tokens);
+    sim_limits l = limits_of(c, c->budget);
+    return check_limits(c, &l);
+}
+
+static int resolve_all(const sim_ask *ask, int32_t n_tokens, sim_config *c) {
+    TRY(set_up(ask, c->budget, &c->lag, &c->setup));
+    c->needs = c->setup.needs;
+    if (!ask->policy->params[0].name) {
+        snprintf(c->schedule_text, sizeof c->schedule_text, "step"); /* any would do: nothing leaves */
+        c->is_full = true;
+        return 0;
+    }
+    const policy_value *prompt = policy_get(&c->setup, "prompt");
+    if (prompt->word) TRY(resolve_prompt(prompt->text, c));
+    TRY(resolve_guards(ask, n_tokens, c));
+    if (c->budget >= n_tokens) { /* nothing will ever leave, under any schedule */
+        c->is_full = true;
+        c->needs = c->setup.needs = 0;
+    }
+    return 0;
 }
 
 int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt,
                        sim_config *out) {
-    *out = (sim_config){.setup = {.policy = ask->policy}, .lag = -1};
+    *out = (sim_config){.setup = {.policy = ask->policy}, .lag = -1, .cutoff = -1};
     out->n_prompt = flags->n_prompt >= 0 ? flags->n_prompt : n_prompt;
-    bool is_policy_full = !ask->policy->params[0].name;
-    out->budget = is_policy_full ? n_tokens : budget_tokens(ask->budget, n_tokens);
+    out->budget = ask->policy->params[0].name ? budget_tokens(ask->budget, n_tokens) : n_tokens;
     snprintf(out->budget_asked, sizeof out->budget_asked, "%s", ask->budget);
-    TRY(resolve_values(ask, out));
-    TRY(ask->policy->init(&out->setup));
-    if (is_policy_full) {
-        snprintf(out->schedule_text, sizeof out->schedule_text, "step"); /* any would do: nothing leaves */
-        out->is_full = out->is_resolved = true;
-        return 0;
-    }
-    TRY(resolve_guards(ask, out));
-    if (out->budget >= n_tokens) { /* nothing will ever leave, under any schedule */
-        out->is_full = true;
-        out->setup.needs = 0;
-    }
+    text spec_text = {0};
+    TRY(sim_ask_spec(ask, &spec_text));
+    out->spec = spec_text.data;
+    TRY(resolve_all(ask, n_tokens, out));
+    TRY(write_resolved(out));
     out->is_resolved = true;
     return 0;
 }
 
 void sim_config_free(sim_config *c) {
+    mem_free(c->prompt);
     mem_free(c->spec);
     mem_free(c->resolved);
     *c = (sim_config){0};

@@ -15,6 +15,11 @@ typedef enum schedule_kind {
     SCHEDULE_PROMPT
 } schedule_kind;
 
+typedef enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_MODEL } unit_kind;
+
+/* Whose units compete for the sum of their budgets. */
+typedef enum share_kind { SHARE_NONE, SHARE_LAYER, SHARE_MODEL } share_kind;
+
 /* One configuration as asked. Texts are canonical: numbers in shortest form, aliases resolved. */
 typedef struct sim_ask {
     const policy *policy;
@@ -44,17 +49,44 @@ typedef struct sim_flags {
 int sim_asks_build(const char *const *specs, size_t n, const sim_flags *flags, sim_asks *out);
 void sim_asks_free(sim_asks *asks);
 
+/* Entries that cannot leave: the first `sinks`, and ages 0 .. hold-1. */
+typedef struct sim_guard {
+    int32_t sinks, hold;
+} sim_guard;
+
+/* What a unit of one layer may hold. */
+typedef struct sim_limits {
+    int32_t budget;          /* entries after the evict phase */
+    int32_t target;          /* residents after an eviction */
+    int32_t least;           /* entries it keeps where it competes */
+    sim_guard guard, prompt; /* prompt: of the eviction at the prompt's end, where another policy makes it */
+} sim_limits;
+
+/* The policy that makes the eviction at the prompt's end: its own evidence, memory, guard and row; unit, budget and
+ * sharing are those of the policy that goes on. */
+typedef struct sim_prompt {
+    policy_setup setup;
+    bool take_max;
+} sim_prompt;
+
 /* A configuration for one sequence. */
 typedef struct sim_config {
     policy_setup setup;
-    bool is_resolved; /* everything below holds: sim_config_resolve returned 0 */
-    bool is_full;     /* nothing ever leaves: policy full, or a budget of T and more */
-    int32_t budget;   /* entries per unit after the evict phase */
-    int32_t lag;      /* -1 = none */
+    sim_prompt *prompt; /* owned; NULL = none */
+    unsigned needs;     /* of both; 0 where nothing ever leaves */
+    bool is_resolved;   /* everything below holds: sim_config_resolve returned 0 */
+    bool is_full;       /* nothing ever leaves: policy full, or a budget of T and more */
+    int32_t budget;     /* entries per unit after the evict phase, the mean over layers */
+    int32_t lag;        /* -1 = none */
+    int32_t cutoff;     /* rows after its arrival at which an entry's score is frozen; -1 = never */
     int32_t hold, sinks;
     int32_t n_prompt;
     bool pending_free;
-    bool unit_layer, take_max;
+    bool take_max;
+    unit_kind unit;
+    share_kind share;
+    double floor;       /* share of its target that a unit keeps where it competes */
+    double first, last; /* budgets of the first and the last layer, before rounding */
     schedule_kind schedule;
     double schedule_argument; /* P, f or n */
     int32_t target;           /* residents after an eviction */
@@ -64,6 +96,13 @@ typedef struct sim_config {
     char *spec;     /* owned */
     char *resolved; /* owned: every parameter with its value */
 } sim_config;
+
+/* "head", "layer", "model". */
+const char *sim_unit_name(unit_kind unit);
+
+/* What a configuration that is not full means in layer `layer` of n_layer. With a taper budgets fall in equal steps from the first
+ * layer to the last, B on average; "budget/n" of hold and sinks goes by the layer's budget. */
+sim_limits sim_config_limits(const sim_config *c, int layer, int n_layer);
 
 /* Resolve for a sequence of n_tokens with the trace's n_prompt (raised by flags->n_prompt). ERR_USAGE where the point
  * cannot run (hold + sinks above the target, ...). Release with sim_config_free either way. */

@@ -248,12 +248,12 @@ int full_run_tile(pass *w) {
     return each_column(w, spend_future_task);
 }
 
-void full_run_offer(const pass *w, run *r, int unit, int32_t row) {
-    int place = r->c->unit_layer ? w->m->n_kv_head : unit;
-    const future *f = r->c->setup.needs & NEEDS_FISHER ? &w->fisher : &w->mass;
+void full_run_offer(const pass *w, const run *r, int unit, int32_t row) {
+    int place = r->c->unit == UNIT_LAYER ? w->m->n_kv_head : unit;
+    const future *f = r->c->needs & NEEDS_FISHER ? &w->fisher : &w->mass;
     const float *evidence[3] = {NULL};
     if (w->evidence) {
-        float *of_unit = r->c->unit_layer ? w->evidence_layer : evidence_of_head(w, unit);
+        float *of_unit = r->c->unit == UNIT_LAYER ? w->evidence_layer : evidence_of_head(w, unit);
         for (int kind = 0; kind < 3; kind++) evidence[kind] = evidence_row(w, of_unit, kind, row);
     }
     replay_offer(r->replay[unit], evidence[0], evidence[1], evidence[2],

@@ -40,18 +40,27 @@ void step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, f
 
 /* ---- replay ----------------------------------------------------------------------------------------------------- */
 
-/* One row for one unit of a configuration. */
+static uint16_t *gone_of(const pass *w, const run *r, int unit, int32_t row) {
+    return r->gone + ((size_t)unit * (size_t)w->tile + (size_t)row) * (w->stride / KERNEL_LANES);
+}
+
+/* The units of a task: one, or all of a layer where they compete. */
+static int units_of_task(const task *k) {
+    return k->r->c->share == SHARE_LAYER ? k->r->n_units : 1;
+}
+
+/* One row for the units of a task. */
 static void replay_row(pass *w, const task *k, int32_t row) {
-    run *r = k->r;
-    bool whole = r->c->unit_layer;
-    int n = whole ? w->m->n_head : w->group, h0 = whole ? 0 : k->unit * w->group;
-    const float *heads[n];
-    for (int h = 0; h < n; h++) heads[h] = row_of(w, h0 + h, row);
-    if (r->c->setup.needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) full_run_offer(w, r, k->unit, row);
-    replay_attend(r->replay[k->unit], w->row0 + row, heads, &w->facts[w->row0 + row]);
-    replay_gone(r->replay[k->unit],
-                r->gone + ((size_t)k->unit * (size_t)w->tile + (size_t)row) * w->stride / KERNEL_LANES);
-    replay_evict(r->replay[k->unit]);
+    const run *r = k->r;
+    int n = w->m->n_head / r->n_units, units = units_of_task(k);
+    const float *heads[w->m->n_head];
+    for (int u = k->unit; u < k->unit + units; u++) {
+        for (int h = u * n; h < (u + 1) * n; h++) heads[h] = row_of(w, h, row);
+        if (r->c->needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) full_run_offer(w, r, u, row);
+        replay_attend(r->replay[u], w->row0 + row, heads + u * n, &w->facts[w->row0 + row]);
+        replay_gone(r->replay[u], gone_of(w, r, u, row));
+    }
+    replay_evict_together(r->replay + k->unit, units);
 }
 
 /* A few configurations go through the tile side by side, so that a row is in the first-level cache for all but one. */
@@ -63,7 +72,8 @@ static int replay_task(void *context, size_t index, int worker) {
     for (int32_t row = 0; row < w->n_rows; row++)
         for (const task *k = from; k < end; k++) replay_row(w, k, row);
     for (const task *k = from; k < end; k++)
-        replay_range(k->r->replay[k->unit], &k->r->first_missing[k->unit], &k->r->left_end[k->unit]);
+        for (int u = k->unit; u < k->unit + units_of_task(k); u++)
+            replay_range(k->r->replay[u], &k->r->first_missing[u], &k->r->left_end[u]);
     return 0;
 }
 
@@ -89,7 +99,7 @@ static void begin_run(pass *w, run *r) {
         return;
     }
     for (int u = 0; u < r->n_units; u++) {
-        bool whole = r->c->unit_layer;
+        bool whole = r->c->unit == UNIT_LAYER;
         replay_unit unit = {
             .sequence = (int32_t)w->seq,
             .layer = w->layer,
@@ -114,7 +124,7 @@ static int pack_values_task(void *context, size_t kv, int worker) {
 static int open_streams(pass *w) {
     if (w->n_sets) TRY(pool_run(w->p, (size_t)w->m->n_kv_head, pack_values_task, w));
     if (w->o->out_err || (w->data.needs & NEEDS_WO)) TRY(trace_read_wo(w->t, w->layer, w->wo));
-    TRY(layer_data_open(&w->data, w->attention, w->wo, w->p));
+    TRY(layer_data_open(&w->data, 0, w->attention, w->wo, w->p));
     if (!w->o->out_err) return 0;
     if (w->o->out_err_exact) return estimate_value_streams(w->m, w->attention, w->n_tokens, &w->streams);
     return estimate_probe_streams(w->m, w->layer, w->attention, w->n_tokens, w->wo, &w->streams);

@@ -6,12 +6,12 @@
 #include <string.h>
 
 /* "base 100000, interleaved, 64 dims": the tracer's words for a plain rotation. */
-static bool parse_rope(const char *text, policy_layer *out) {
+static bool parse_rope(const char *rope, policy_layer *out) {
     char kind[16];
     int used = 0;
-    if (sscanf(text, "base %lf, %15[a-z], %d dims%n", &out->rope_base, kind, &out->rope_dims, &used) != 3) return false;
+    if (sscanf(rope, "base %lf, %15[a-z], %d dims%n", &out->rope_base, kind, &out->rope_dims, &used) != 3) return false;
     out->rope_interleaved = strcmp(kind, "interleaved") == 0;
-    return text[used] == 0 && (out->rope_interleaved || strcmp(kind, "neox") == 0) && out->rope_base > 0 &&
+    return rope[used] == 0 && (out->rope_interleaved || strcmp(kind, "neox") == 0) && out->rope_base > 0 &&
            out->rope_dims > 0 && out->rope_dims % 2 == 0;
 }
 
@@ -34,13 +34,21 @@ int layer_data_check(const trace *t, size_t seq, unsigned needs, const char *spe
     return err_set(ERR_DATA, "%s: %s needs %s", trace_path(t), spec, lacks);
 }
 
-policy_shape layer_data_shape(const trace_model *m, bool whole) {
-    int parts = whole ? 1 : m->n_kv_head;
-    return (policy_shape){m->n_layer, m->n_head / parts, m->n_kv_head / parts, m->head_dim, m->n_embd};
+policy_shape layer_data_shape(const trace_model *m, unit_kind unit) {
+    int heads = m->n_head, kv = m->n_kv_head;
+    if (unit == UNIT_HEAD) {
+        heads /= kv;
+        kv = 1;
+    } else if (unit == UNIT_MODEL) {
+        heads *= m->n_layer;
+        kv *= m->n_layer;
+    }
+    return (policy_shape){m->n_layer, heads, kv, m->head_dim, m->n_embd};
 }
 
-static policy_layer part(const layer_data *d, bool whole, size_t kv) {
-    policy_layer l = {.shape = layer_data_shape(d->m, whole), .scale = (double)d->m->scale};
+/* What a unit sees whose first kv head is number `kv` of all layers here. */
+static policy_layer part(const layer_data *d, unit_kind unit, size_t kv) {
+    policy_layer l = {.shape = layer_data_shape(d->m, unit), .scale = (double)d->m->scale};
     size_t head = kv * (size_t)(d->m->n_head / d->m->n_kv_head);
     if (d->needs & NEEDS_KEYS) l.k = d->k + kv;
     if (d->needs & NEEDS_VALUES) l.v = d->v + kv;
@@ -50,17 +58,19 @@ static policy_layer part(const layer_data *d, bool whole, size_t kv) {
     return l;
 }
 
-int layer_data_new(const trace_model *m, unsigned needs, layer_data *out) {
-    size_t kv = (size_t)m->n_kv_head, heads = (size_t)m->n_head;
-    *out = (layer_data){.m = m, .needs = needs};
-    out->head = mem_new(kv, sizeof *out->head, "layer data");
+int layer_data_new(const trace_model *m, unsigned needs, int n_layers, layer_data *out) {
+    size_t layers = (size_t)n_layers, kv = layers * (size_t)m->n_kv_head, heads = layers * (size_t)m->n_head;
+    *out = (layer_data){.m = m, .needs = needs, .n_layers = n_layers};
+    out->head = mem_new(kv + layers, sizeof *out->head, "layer data");
     out->k = mem_new(2 * kv + 2 * heads, sizeof *out->k, "layer data");
     if (!out->head || !out->k) return ERR_DATA;
+    out->layer = out->head + kv;
     out->v = out->k + kv;
     out->q = out->v + kv;
     out->wo = out->q + heads;
-    out->whole = part(out, true, 0);
-    for (size_t u = 0; u < kv; u++) out->head[u] = part(out, false, u);
+    out->whole = part(out, n_layers == m->n_layer ? UNIT_MODEL : UNIT_LAYER, 0);
+    for (size_t u = 0; u < kv; u++) out->head[u] = part(out, UNIT_HEAD, u);
+    for (size_t l = 0; l < layers; l++) out->layer[l] = part(out, UNIT_LAYER, l * (size_t)m->n_kv_head);
     return 0;
 }
 
@@ -70,16 +80,17 @@ void layer_data_free(layer_data *d) {
     *d = (layer_data){0};
 }
 
-int layer_data_open(layer_data *d, trace_layer *l, const float *wo, pool *p) {
+int layer_data_open(layer_data *d, int at, trace_layer *l, const float *wo, pool *p) {
+    size_t kv = (size_t)at * (size_t)d->m->n_kv_head, head = (size_t)at * (size_t)d->m->n_head;
     if (d->needs & NEEDS_KEYS) TRY(trace_layer_load_k(l, p));
     if (d->needs & NEEDS_QUERIES) TRY(trace_layer_load_q(l, p));
-    for (int u = 0; u < d->m->n_kv_head; u++) {
-        if (d->needs & NEEDS_KEYS) d->k[u] = trace_layer_k(l, u);
-        if (d->needs & NEEDS_VALUES) d->v[u] = trace_layer_v(l, u);
+    for (int u = 0; u < d->m->n_kv_head; u++, kv++) {
+        if (d->needs & NEEDS_KEYS) d->k[kv] = trace_layer_k(l, u);
+        if (d->needs & NEEDS_VALUES) d->v[kv] = trace_layer_v(l, u);
     }
-    for (int h = 0; h < d->m->n_head; h++) {
-        if (d->needs & NEEDS_QUERIES) d->q[h] = trace_layer_q(l, h);
-        if (d->needs & NEEDS_WO) d->wo[h] = wo + (size_t)h * (size_t)d->m->head_dim * (size_t)d->m->n_embd;
+    for (int h = 0; h < d->m->n_head; h++, head++) {
+        if (d->needs & NEEDS_QUERIES) d->q[head] = trace_layer_q(l, h);
+        if (d->needs & NEEDS_WO) d->wo[head] = wo + (size_t)h * (size_t)d->m->head_dim * (size_t)d->m->n_embd;
     }
     return 0;
 }

@@ -13,8 +13,8 @@
 typedef struct run {
     const sim_config *c;
     sweep_result *out;
-    bool is_given;
-    int32_t *given;                    /* [n_layer][n_kv_head][T] lifetimes to price, where is_given */
+    bool is_given;                     /* its lifetimes are there before it is priced: handed in, or from together.h */
+    int32_t *given;                    /* [n_layer][n_kv_head][T] them */
     int n_units;                       /* units in a layer: n_kv_head or 1 */
     replay **replay;                   /* [n_units] */
     int32_t *evict_at;                 /* [n_units][stride] of the current layer */
@@ -117,7 +117,7 @@ void step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, f
 int full_run_begin(pass *w); /* before the first tile: reads the layer once where hindsight is wanted */
 int full_run_tile(pass *w);  /* after pass_read_tile */
 /* Hand a replay what it may look at in row `row` of the tile. */
-void full_run_offer(const pass *w, run *r, int unit, int32_t row);
+void full_run_offer(const pass *w, const run *r, int unit, int32_t row);
 
 /* ---- price.c: what lifetimes cost ------------------------------------------------------------------------------- */
 

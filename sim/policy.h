@@ -21,11 +21,12 @@ enum { POLICY_ABI = 2, POLICY_PARAMS_MAX = 24, POLICY_PLAN_BYTES = 64, POLICY_TE
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
 typedef enum param_type {
-    PARAM_COUNT,    /* integer >= min; or "lag", "budget/n" */
+    PARAM_COUNT,    /* integer >= min; or "lag", "budget/n"; "" where the default is none */
     PARAM_NUMBER,   /* decimal in [min, max]; or "c/resident" where per_resident is allowed */
     PARAM_WORD,     /* one of `words` "a|b|c" */
     PARAM_MEMORY,   /* a memory kind of mix: "sum", "ema:0.98", "first:lag" ... */
     PARAM_SCHEDULE, /* "step", "every:P", "watermark:f", "block:n", "prompt" */
+    PARAM_POLICY,   /* "none", or a policy: "snapkv", "ema(alpha=0.9)" */
 } param_type;
 
 typedef struct policy_param {
@@ -150,8 +151,9 @@ const policy_value *policy_get(const policy_setup *s, const char *name);
 #define POLICY_SEED \
     { .name = "seed", .type = PARAM_COUNT, .initial = "0", .max = 9007199254740992.0, .help = "of the random numbers" }
 
-/* Parameters every policy has (the engine's guards, unit and schedule), to close a params[] array with. A policy whose
- * lag_ is "" has a lag only where hold is tied to it. */
+/* Parameters every policy has (the engine's guards, unit, sharing and schedule), to close a params[] array with. A
+ * policy whose lag_ is "" has a lag only where hold or cutoff is tied to it. The wrappers of specs (wrapper.h) are other
+ * spellings of cutoff, share, floor, taper, prompt and schedule. */
 #define POLICY_GUARDS(sinks_, hold_, unit_, lag_) POLICY_GUARDS_ROW(sinks_, hold_, unit_, lag_, "mean")
 #define POLICY_GUARDS_ROW(sinks_, hold_, unit_, lag_, row_)                                                          \
     {.name = "sinks", .type = PARAM_COUNT, .initial = sinks_, .max = 1e9, .help = "first entries that never leave"}, \
@@ -166,16 +168,41 @@ const policy_value *policy_get(const policy_setup *s, const char *name);
          .initial = lag_,                                                                                            \
          .max = 1e9,                                                                                                 \
          .help = "rows after an entry's arrival before it is judged"},                                               \
+        {.name = "cutoff",                                                                                           \
+         .type = PARAM_COUNT,                                                                                        \
+         .initial = "",                                                                                              \
+         .max = 1e9,                                                                                                 \
+         .help = "rows after an entry's arrival at which its score is frozen; cutoff=lag ties it to the lag"},       \
         {.name = "unit",                                                                                             \
          .type = PARAM_WORD,                                                                                         \
          .initial = unit_,                                                                                           \
-         .words = "head|layer",                                                                                      \
-         .help = "what evicts on its own: a kv head, or all heads of a layer together"},                             \
+         .words = "head|layer|model",                                                                                \
+         .help = "what evicts on its own: a kv head, or all heads of a layer or of the model together"},             \
+        {.name = "share",                                                                                            \
+         .type = PARAM_WORD,                                                                                         \
+         .initial = "none",                                                                                          \
+         .words = "none|layer|model",                                                                                \
+         .help = "units that compete for the sum of their budgets"},                                                 \
+        {.name = "floor",                                                                                            \
+         .type = PARAM_NUMBER,                                                                                       \
+         .initial = "0.2",                                                                                           \
+         .max = 1,                                                                                                   \
+         .help = "share of its own budget that a unit keeps where it competes"},                                     \
         {.name = "row",                                                                                              \
          .type = PARAM_WORD,                                                                                         \
          .initial = row_,                                                                                            \
          .words = "mean|max",                                                                                        \
          .help = "how the query heads of a unit join into one row"},                                                 \
+        {.name = "taper",                                                                                            \
+         .type = PARAM_NUMBER,                                                                                       \
+         .initial = "1",                                                                                             \
+         .min = 1,                                                                                                   \
+         .max = 1e9,                                                                                                 \
+         .help = "budgets fall from the first to the last layer, which gets budget/taper"},                          \
+        {.name = "prompt",                                                                                           \
+         .type = PARAM_POLICY,                                                                                       \
+         .initial = "none",                                                                                          \
+         .help = "another policy, which makes the eviction at the prompt's end"},                                    \
         {.name = "schedule",                                                                                         \
          .type = PARAM_SCHEDULE,                                                                                     \
          .initial = "step",                                                                                          \

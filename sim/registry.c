@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/options.h"
 #include "sim/policies/presets.h"
+#include "sim/wrapper.h"
 
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -11,8 +12,8 @@
 static const policy *const registry[] = {
     &policy_full, &policy_window, &policy_streaming, &policy_random, &policy_lru,    &policy_ema,
     &policy_h2o,  &policy_tova,   &policy_rmm,       &policy_mix,    &policy_oracle,
-    &policy_knorm, &policy_keydiff, &policy_lagkv, &policy_cur, &policy_expected,
     &policy_vatp, &policy_caote, &policy_obcache, &policy_critical,
+    &policy_knorm, &policy_keydiff, &policy_lagkv, &policy_cur, &policy_expected,
     &policy_lfu, &policy_h2o_mean, &policy_h2o_openvino, &policy_h2o_prompt, &policy_h2o_last,
     &policy_scissorhands, &policy_scissorhands_sum, &policy_roco, &policy_snapkv, &policy_snapkv_w32_k5_avg,
     &policy_snapkv_w32_k7_max, &policy_snapkv_w8_k7_max, &policy_pyramidkv, &policy_gkv, &policy_rkv, &policy_lazy,
@@ -29,12 +30,14 @@ const policy *policy_at(size_t i) {
 }
 
 const policy *policy_find(const char *name) {
-    const char *names[N_POLICIES];
-    for (size_t i = 0; i < N_POLICIES; i++) {
-        if (strcmp(registry[i]->name, name) == 0) return registry[i];
-        names[i] = registry[i]->name;
+    const char *names[N_POLICIES + WRAPPERS_MOST];
+    size_t n = 0;
+    for (; n < N_POLICIES; n++) {
+        if (strcmp(registry[n]->name, name) == 0) return registry[n];
+        names[n] = registry[n]->name;
     }
-    const char *near = opt_nearest(name, names, N_POLICIES);
+    for (const wrapper *w = wrappers; w->name; w++) names[n++] = w->name;
+    const char *near = opt_nearest(name, names, n);
     if (near) err_set(ERR_USAGE, "unknown policy '%s' (did you mean %s?)", name, near);
     else err_set(ERR_USAGE, "unknown policy '%s' (kvlag policies lists them)", name);
     return NULL;
@@ -67,6 +70,25 @@ static void print_one(const policy *p) {
     }
 }
 
+/* "cutoff=lag", "lag": what a wrapper is short for. */
+static void print_wrapper(const wrapper *w) {
+    printf("%s: %s\n  source: %s\n  short for:", w->usage, w->help, w->source);
+    for (int i = 0; i < WRAPPER_SETS && w->set[i].param; i++)
+        printf(" %s=%s%s,", w->set[i].param, w->set[i].value, w->set[i].yields ? " (unless it is given)" : "");
+    printf(" %s=%s%s\n", w->argument.param, w->argument.prefix ? w->argument.prefix : "", w->argument.name);
+    if (w->argument.neutral) printf("  %s=%s leaves the policy as it is\n", w->argument.name, w->argument.neutral);
+}
+
+static cJSON *json_wrapper(const wrapper *w) {
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "name", w->name);
+    cJSON_AddStringToObject(o, "help", w->help);
+    cJSON_AddStringToObject(o, "source", w->source);
+    cJSON_AddStringToObject(o, "family", "wrapper");
+    cJSON_AddStringToObject(o, "usage", w->usage);
+    return o;
+}
+
 static cJSON *json_one(const policy *p) {
     cJSON *o = cJSON_CreateObject(), *params = cJSON_AddArrayToObject(o, "params");
     cJSON_AddStringToObject(o, "name", p->name);
@@ -93,6 +115,8 @@ static int print_json(const char *only) {
     cJSON *all = cJSON_CreateArray();
     for (size_t i = 0; i < N_POLICIES; i++)
         if (!only || strcmp(only, registry[i]->name) == 0) cJSON_AddItemToArray(all, json_one(registry[i]));
+    for (const wrapper *w = wrappers; w->name; w++)
+        if (!only || strcmp(only, w->name) == 0) cJSON_AddItemToArray(all, json_wrapper(w));
     char *printed = cJSON_Print(all);
     cJSON_Delete(all);
     if (!printed) return err_set(ERR_DATA, "policies: out of memory");
@@ -101,14 +125,22 @@ static int print_json(const char *only) {
     return 0;
 }
 
+static void print_all(void) {
+    for (size_t i = 0; i < N_POLICIES; i++) printf("%-10s  %s\n", registry[i]->name, registry[i]->help);
+    printf("\nAround any of them, nested as you like:\n\n");
+    for (const wrapper *w = wrappers; w->name; w++) printf("%-24s  %s\n", w->usage, w->help);
+}
+
 static int print_policies(const opt_list *names, bool json) {
-    const policy *only = NULL;
     if (names->n > 1) return err_set(ERR_USAGE, "policies: at most one NAME, got %zu", names->n);
-    if (names->n == 1 && !(only = policy_find(names->item[0]))) return ERR_USAGE;
-    if (json) return print_json(only ? only->name : NULL);
-    if (only) print_one(only);
-    else
-        for (size_t i = 0; i < N_POLICIES; i++) printf("%-10s  %s\n", registry[i]->name, registry[i]->help);
+    const char *name = names->n ? names->item[0] : NULL;
+    const wrapper *around = name ? wrapper_find(name, strlen(name)) : NULL;
+    const policy *only = name && !around ? policy_find(name) : NULL;
+    if (name && !around && !only) return ERR_USAGE;
+    if (json) return print_json(name);
+    if (around) print_wrapper(around);
+    else if (only) print_one(only);
+    else print_all();
     return 0;
 }
 

@@ -19,7 +19,7 @@ typedef struct replay_facts {
 
 /* Where a unit stands in the model. */
 typedef struct replay_unit {
-    int32_t sequence, layer, kv_head; /* kv_head 0 where the unit is a layer */
+    int32_t sequence, layer, kv_head; /* kv_head 0 where the unit is a layer, layer 0 too where a model */
     int32_t window;                   /* 0 = none */
     int n_head;                       /* query heads of the unit */
     const policy_layer *data;         /* for policies that need it, else may be NULL; outlives the unit's replay */
@@ -41,7 +41,10 @@ void replay_offer(replay *r, const float *out, const float *loss, const float *f
  * query head h's full row, [t+1] f32, and stays as it is until replay_evict. */
 void replay_attend(replay *r, int32_t t, const float *const *heads, const replay_facts *facts);
 void replay_evict(replay *r);
-/* Both. */
+/* The same for units that compete (share): what leaves them leaves from the sum of their budgets. All have taken in the
+ * same step. One unit alone is replay_evict. */
+void replay_evict_together(replay *const *units, int n);
+/* replay_attend and replay_evict. */
 void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts);
 
 /* Between the halves of step t: what its row does not see, as bit i % 16 of gone[i / 16], for i < pad(t + 1). Nothing

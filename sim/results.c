@@ -33,7 +33,7 @@ int results_key_of(const char *label, size_t seq, const sim_config *c, results_k
     out->lag = c->lag < 0 ? mem_string("") : number(c->lag);
     out->hold = number(c->hold);
     out->sinks = number(c->sinks);
-    out->unit = mem_string(c->unit_layer ? "layer" : "head");
+    out->unit = mem_string(sim_unit_name(c->unit));
     out->schedule = mem_string(c->schedule_text);
     out->pending = mem_string(c->pending_free ? "free" : "charged");
     if (out->trace && out->policy && out->spec && out->resolved && out->budget_asked && out->budget && out->lag &&

@@ -2,209 +2,92 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "sim/config.h"
 #include "sim/policies/mix.h"
 #include "sim/registry.h"
+#include "sim/wrapper.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* ---- values ----------------------------------------------------------------------------------------------------- */
+/* Each wrapper can be there once; what goes deeper is a mistake. */
+enum { NESTED_MOST = 16 };
 
-/* "budget/2" -> 2; "budget" -> 1; 0 if it is no such expression. */
-static double budget_divisor(const char *value) {
-    double n;
-    if (strcmp(value, "budget") == 0) return 1;
-    if (strncmp(value, "budget/", 7) != 0 || text_parse_number(value + 7, &n) != 0) return 0;
-    return n >= 1 && n <= 1e9 && n == floor(n) ? n : 0;
+/* Part of a spec's text. */
+typedef struct slice {
+    const char *at;
+    size_t n;
+} slice;
+
+/* Take what stands before the next `separator` outside parentheses. False where nothing is left. */
+static bool next(slice *rest, char separator, slice *out) {
+    size_t n = 0;
+    if (!rest->at) return false;
+    for (int depth = 0; n < rest->n && (depth > 0 || rest->at[n] != separator); n++)
+        depth += (rest->at[n] == '(') - (rest->at[n] == ')');
+    *out = (slice){rest->at, n};
+    *rest = n < rest->n ? (slice){rest->at + n + 1, rest->n - n - 1} : (slice){NULL, 0};
+    return true;
 }
 
-/* "1/resident" -> 1; negative if it is no such expression. */
-static double resident_factor(const char *value) {
-    const char *slash = strchr(value, '/');
-    char number[POLICY_TEXT_MAX];
-    double c;
-    if (!slash || strcmp(slash, "/resident") != 0 || slash == value || slash - value >= POLICY_TEXT_MAX) return -1;
-    snprintf(number, sizeof number, "%.*s", (int)(slash - value), value);
-    return text_parse_number(number, &c) == 0 && c >= 0 ? c : -1;
+/* "KEY=VALUE" -> key and value; a key is made of small letters, digits and '_'. */
+static bool split_key(slice argument, slice *key, slice *value) {
+    size_t n = 0;
+    while (n < argument.n &&
+           (islower((unsigned char)argument.at[n]) || isdigit((unsigned char)argument.at[n]) || argument.at[n] == '_'))
+        n++;
+    if (n == argument.n || argument.at[n] != '=') return false;
+    *key = (slice){argument.at, n};
+    *value = (slice){argument.at + n + 1, argument.n - n - 1};
+    return true;
 }
 
-static int out_of_range(const policy_param *p, const char *value) {
-    return err_set(ERR_USAGE, "%s=%s is out of range (%g to %g)", p->name, value, p->min, p->max);
-}
+/* ---- values of parameters --------------------------------------------------------------------------------------- */
 
-static int count_canonical(const policy_param *p, const char *value, char *out) {
-    double x;
-    if ((strcmp(value, "lag") == 0 && strcmp(p->name, "lag") != 0) || budget_divisor(value) > 0) {
-        snprintf(out, POLICY_TEXT_MAX, "%s", value);
-        return 0;
-    }
-    if (text_parse_number(value, &x) != 0 || x != floor(x))
-        return err_set(ERR_USAGE, "%s=%s is not a whole number (or an expression such as budget/2)", p->name, value);
-    if (x < p->min || x > p->max) return out_of_range(p, value);
-    snprintf(out, POLICY_TEXT_MAX, "%.0f", x + 0.0); /* -0 becomes 0 */
-    return 0;
-}
-
-static int number_canonical(const policy_param *p, const char *value, char *out) {
-    double x = resident_factor(value);
-    char number[32];
-    if (p->per_resident && x >= 0) {
-        snprintf(out, POLICY_TEXT_MAX, "%s/resident", text_number(number, x));
-        return 0;
-    }
-    if (text_parse_number(value, &x) != 0) return err_set(ERR_USAGE, "%s=%s is not a number", p->name, value);
-    if (x < p->min || x > p->max) return out_of_range(p, value);
-    snprintf(out, POLICY_TEXT_MAX, "%s", text_number(number, x));
-    return 0;
-}
-
-static int memory_canonical(const char *value, char *out) {
-    mix_memory kind;
-    const char *argument;
-    double x;
-    char number[32];
-    TRY(mix_parse_memory(value, &kind, &argument));
-    if (!argument || strcmp(argument, "lag") == 0 || budget_divisor(argument) > 0) {
-        snprintf(out, POLICY_TEXT_MAX, "%s", value);
-        return 0;
-    }
-    if (text_parse_number(argument, &x) != 0)
-        return err_set(ERR_USAGE, "memory=%s: '%s' is not a number", value, argument);
-    TRY(mix_check_memory(kind, x));
-    snprintf(out, POLICY_TEXT_MAX, "%.*s:%s", (int)(argument - value - 1), value, text_number(number, x));
-    return 0;
-}
-
-int spec_parse_schedule(const char *source, int *kind, double *argument) {
-    static const struct {
-        const char *name;
-        bool has_argument, whole;
-        double min, max;
-    } kinds[] = {
-        [SCHEDULE_STEP] = {"step", false, false, 0, 0},          [SCHEDULE_EVERY] = {"every", true, true, 1, 1e9},
-        [SCHEDULE_WATERMARK] = {"watermark", true, false, 0, 1}, [SCHEDULE_BLOCK] = {"block", true, true, 1, 1e9},
-        [SCHEDULE_PROMPT] = {"prompt", false, false, 0, 0},
-    };
-    const char *colon = strchr(source, ':');
-    size_t n = colon ? (size_t)(colon - source) : strlen(source);
-    for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++) {
-        if (strlen(kinds[k].name) != n || strncmp(kinds[k].name, source, n) != 0) continue;
-        *kind = k;
-        *argument = 0;
-        if (!kinds[k].has_argument && !colon) return 0;
-        if (kinds[k].has_argument && colon && text_parse_number(colon + 1, argument) == 0 &&
-            *argument >= kinds[k].min && *argument <= kinds[k].max && *argument > 0 &&
-            (!kinds[k].whole || *argument == floor(*argument)))
-            return 0;
-        return err_set(ERR_USAGE, "schedule '%s': want step, every:P, watermark:f (0 < f <= 1), block:n or prompt",
-                       source);
-    }
-    return err_set(ERR_USAGE, "unknown schedule '%s' (step, every:P, watermark:f, block:n, prompt)", source);
-}
-
-static int schedule_canonical(const char *value, char *out) {
-    int kind;
-    double x;
-    char number[32];
-    TRY(spec_parse_schedule(value, &kind, &x));
-    if (!strchr(value, ':')) snprintf(out, POLICY_TEXT_MAX, "%s", value);
-    else snprintf(out, POLICY_TEXT_MAX, "%.*s:%s", (int)strcspn(value, ":"), value, text_number(number, x));
-    return 0;
-}
-
-int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEXT_MAX]) {
-    if (strlen(value) >= POLICY_TEXT_MAX - 16) return err_set(ERR_USAGE, "%s: the value is too long", p->name);
-    switch (p->type) {
-    case PARAM_COUNT:
-        return count_canonical(p, value, out);
-    case PARAM_NUMBER:
-        return number_canonical(p, value, out);
-    case PARAM_MEMORY:
-        return memory_canonical(value, out);
-    case PARAM_SCHEDULE:
-        return schedule_canonical(value, out);
-    default:
-        if (text_find_word(p->words, value) < 0)
-            return err_set(ERR_USAGE, "%s=%s is not one of %s", p->name, value, p->words);
-        snprintf(out, POLICY_TEXT_MAX, "%s", value);
-        return 0;
-    }
-}
-
-static int evaluate_count(const policy_param *p, const char *value, int32_t budget, int32_t lag, policy_value *out) {
-    double n = budget_divisor(value);
-    if (n > 0) {
-        out->number = floor(budget / n);
-    } else if (strcmp(value, "lag") == 0) {
-        if (lag < 0) return err_set(ERR_USAGE, "%s=lag needs a lag (lag=N in the spec, or -L)", p->name);
-        out->number = lag;
-        out->tied_to_lag = true;
-    } else {
-        TRY(text_parse_number(value, &out->number) ? err_set(ERR_USAGE, "%s=%s is not a number", p->name, value) : 0);
-    }
-    return 0;
-}
-
-int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, int32_t lag, policy_value *out) {
-    *out = (policy_value){0};
-    snprintf(out->text, sizeof out->text, "%s", canonical);
-    switch (p->type) {
-    case PARAM_COUNT:
-        return *canonical ? evaluate_count(p, canonical, budget, lag, out) : 0;
-    case PARAM_NUMBER: {
-        double c = resident_factor(canonical);
-        out->per_resident = c >= 0;
-        out->number = c;
-        return c < 0 && text_parse_number(canonical, &out->number) ? err_set(ERR_USAGE, "%s: not a number", p->name)
-                                                                   : 0;
-    }
-    case PARAM_MEMORY: {
-        mix_memory kind;
-        const char *argument;
-        TRY(mix_parse_memory(canonical, &kind, &argument));
-        out->word = (int)kind;
-        return argument ? evaluate_count(p, argument, budget, lag, out) : 0;
-    }
-    case PARAM_SCHEDULE:
-        return spec_parse_schedule(canonical, &out->word, &out->number);
-    default:
-        out->word = text_find_word(p->words, canonical);
-        return 0;
-    }
-}
-
-/* ---- the grammar ------------------------------------------------------------------------------------------------ */
-
-static int add_value(spec *s, int index, const char *value) {
-    char(*grown)[POLICY_TEXT_MAX] = s->param[index].value;
-    if (!grown) grown = mem_new(SPEC_VALUES_MAX, sizeof *grown, "spec");
-    if (!grown) return ERR_DATA;
-    s->param[index].value = grown;
-    if (s->param[index].n == SPEC_VALUES_MAX)
-        return err_set(ERR_USAGE, "more than %d values in a list", SPEC_VALUES_MAX);
-    return spec_canonical(&s->policy->params[index], value, grown[s->param[index].n++]);
-}
-
-static int find_param(const policy *p, const char *key, size_t n) {
+static int find_param(const policy *p, slice key) {
     for (int i = 0; p->params[i].name; i++) {
         const char *names[2] = {p->params[i].name, p->params[i].alias};
         for (int k = 0; k < 2; k++)
-            if (names[k] && strlen(names[k]) == n && strncmp(names[k], key, n) == 0) return i;
+            if (names[k] && strlen(names[k]) == key.n && strncmp(names[k], key.at, key.n) == 0) return i;
     }
     return -1;
 }
 
-static int unknown_key(const policy *p, const char *key, size_t n) {
+static int unknown_key(const policy *p, slice key) {
     text keys = {0};
     for (int i = 0; p->params[i].name; i++) TRY(text_add(&keys, "%s%s", i ? ", " : "", p->params[i].name));
-    int code = err_set(ERR_USAGE, "%s has no parameter '%.*s' (it has: %s)", p->name, (int)n, key,
+    int code = err_set(ERR_USAGE, "%s has no parameter '%.*s' (it has: %s)", p->name, (int)key.n, key.at,
                        keys.data ? keys.data : "none");
     text_free(&keys);
     return code;
 }
+
+static int add_value(spec *s, int index, const char *prefix, slice value) {
+    const char *name = s->policy->params[index].name;
+    char(*grown)[POLICY_TEXT_MAX] = s->param[index].value, whole[POLICY_TEXT_MAX];
+    if (!grown) grown = mem_new(SPEC_VALUES_MAX, sizeof *grown, "spec");
+    if (!grown) return ERR_DATA;
+    s->param[index].value = grown;
+    if (value.n == 0) return err_set(ERR_USAGE, "'%s' has an empty value", name);
+    if (s->param[index].n == SPEC_VALUES_MAX)
+        return err_set(ERR_USAGE, "more than %d values in a list", SPEC_VALUES_MAX);
+    if (strlen(prefix) + value.n >= sizeof whole) return err_set(ERR_USAGE, "'%s': the value is too long", name);
+    snprintf(whole, sizeof whole, "%s%.*s", prefix, (int)value.n, value.at);
+    return spec_canonical(&s->policy->params[index], whole, grown[s->param[index].n++]);
+}
+
+/* Give a parameter that has no values yet the list `values`, each behind `prefix`. */
+static int set_param(spec *s, int index, const char *prefix, slice values) {
+    slice one;
+    if (s->param[index].n) return err_set(ERR_USAGE, "'%s' is given twice", s->policy->params[index].name);
+    do {
+        next(&values, '|', &one);
+        TRY(add_value(s, index, prefix, one));
+    } while (values.at);
+    return 0;
+}
+
+/* ---- policies --------------------------------------------------------------------------------------------------- */
 
 /* The next positional parameter that has no value yet, or -1. */
 static int next_positional(const spec *s) {
@@ -213,53 +96,104 @@ static int next_positional(const spec *s) {
     return -1;
 }
 
-static int parse_argument(spec *s, const char *a, size_t n) {
-    size_t key = 0;
-    while (key < n && (islower((unsigned char)a[key]) || isdigit((unsigned char)a[key]) || a[key] == '_')) key++;
+static int parse_argument(spec *s, slice argument) {
+    slice key, value;
     int index;
-    if (key < n && a[key] == '=') {
-        index = find_param(s->policy, a, key);
-        if (index < 0) return unknown_key(s->policy, a, key);
-        if (s->param[index].n) return err_set(ERR_USAGE, "'%s' is given twice", s->policy->params[index].name);
-        a += key + 1;
-        n -= key + 1;
-    } else {
-        index = next_positional(s);
-        if (index < 0) return err_set(ERR_USAGE, "'%.*s' is not KEY=VALUE", (int)n, a);
+    if (argument.n == 0) return err_set(ERR_USAGE, "empty argument");
+    if (split_key(argument, &key, &value)) {
+        index = find_param(s->policy, key);
+        if (index < 0) return unknown_key(s->policy, key);
+        return set_param(s, index, "", value);
     }
-    for (;;) {
-        const char *bar = memchr(a, '|', n);
-        size_t len = bar ? (size_t)(bar - a) : n;
-        char value[POLICY_TEXT_MAX];
-        if (len == 0) return err_set(ERR_USAGE, "'%s' has an empty value", s->policy->params[index].name);
-        if (len >= sizeof value)
-            return err_set(ERR_USAGE, "'%s': the value is too long", s->policy->params[index].name);
-        snprintf(value, sizeof value, "%.*s", (int)len, a);
-        TRY(add_value(s, index, value));
-        if (!bar) return 0;
-        a += len + 1;
-        n -= len + 1;
-    }
+    index = next_positional(s);
+    if (index < 0) return err_set(ERR_USAGE, "'%.*s' is not KEY=VALUE", (int)argument.n, argument.at);
+    return set_param(s, index, "", argument);
 }
 
-static int parse_arguments(spec *s, const char *a) {
-    for (;;) {
-        size_t n = strcspn(a, ",()");
-        if (a[n] == '(' || a[n] == 0) return err_set(ERR_USAGE, a[n] ? "nested '('" : "')' is missing");
-        if (n == 0) return err_set(ERR_USAGE, "empty argument");
-        TRY(parse_argument(s, a, n));
-        a += n + 1;
-        if (a[-1] == ')') return *a ? err_set(ERR_USAGE, "'%s' after the closing ')'", a) : 0;
-    }
+static int parse_policy(spec *s, slice name, slice arguments) {
+    slice one;
+    if (name.n == 0 || name.n >= POLICY_TEXT_MAX) return err_set(ERR_USAGE, "no policy name");
+    char whole[POLICY_TEXT_MAX];
+    snprintf(whole, sizeof whole, "%.*s", (int)name.n, name.at);
+    s->policy = policy_find(whole);
+    if (!s->policy) return ERR_USAGE;
+    while (next(&arguments, ',', &one)) TRY(parse_argument(s, one));
+    return 0;
 }
 
-static int parse(char *source, spec *out) {
-    size_t n = strcspn(source, "(");
-    if (n == 0 || n >= sizeof out->name) return err_set(ERR_USAGE, "no policy name");
-    snprintf(out->name, sizeof out->name, "%.*s", (int)n, source);
-    out->policy = policy_find(out->name);
-    if (!out->policy) return ERR_USAGE;
-    return source[n] ? parse_arguments(out, source + n + 1) : 0;
+/* ---- wrappers --------------------------------------------------------------------------------------------------- */
+
+static int parse(spec *s, slice source, int depth);
+
+/* Which of a wrapper's arguments is which. */
+static int sort_arguments(const wrapper *w, slice arguments, slice *inner, slice *argument) {
+    slice one, key, value, positional[2] = {{0}};
+    int n = 0;
+    while (next(&arguments, ',', &one)) {
+        if (one.n == 0) return err_set(ERR_USAGE, "%s: empty argument (%s)", w->name, w->usage);
+        if (split_key(one, &key, &value)) {
+            bool known = strlen(w->argument.name) == key.n && strncmp(w->argument.name, key.at, key.n) == 0;
+            if (!known) return err_set(ERR_USAGE, "%s has no '%.*s': %s", w->name, (int)key.n, key.at, w->usage);
+            if (argument->at) return err_set(ERR_USAGE, "%s: '%s' is given twice", w->name, w->argument.name);
+            *argument = value;
+        } else if (n == 2) {
+            return err_set(ERR_USAGE, "%s: too many arguments (%s)", w->name, w->usage);
+        } else {
+            positional[n++] = one;
+        }
+    }
+    if (n == 0) return err_set(ERR_USAGE, "%s: no policy is given (%s)", w->name, w->usage);
+    if (n == 2 && argument->at) return err_set(ERR_USAGE, "%s: '%s' is given twice", w->name, w->argument.name);
+    if (n == 2) *argument = positional[w->argument_first ? 0 : 1];
+    *inner = positional[n == 2 && w->argument_first ? 1 : 0];
+    return 0;
+}
+
+static int set_by_name(spec *s, const char *name, const char *prefix, slice values, bool yields) {
+    slice key = {name, strlen(name)};
+    int index = find_param(s->policy, key);
+    if (index < 0) return unknown_key(s->policy, key);
+    return yields && s->param[index].n ? 0 : set_param(s, index, prefix, values);
+}
+
+static int parse_wrapped(spec *s, const wrapper *w, slice arguments, int depth) {
+    slice inner = {0}, argument = {0};
+    const char *initial = w->argument.initial, *neutral = w->argument.neutral;
+    TRY(sort_arguments(w, arguments, &inner, &argument));
+    if (!argument.at && !initial)
+        return err_set(ERR_USAGE, "%s: %s is missing (%s)", w->name, w->argument.name, w->usage);
+    if (!argument.at && *initial) argument = (slice){initial, strlen(initial)};
+    TRY(parse(s, inner, depth + 1));
+    if (neutral && strlen(neutral) == argument.n && strncmp(neutral, argument.at, argument.n) == 0) return 0;
+    int code = 0;
+    for (int i = 0; i < WRAPPER_SETS && w->set[i].param && !code; i++)
+        code = set_by_name(s, w->set[i].param, "", (slice){w->set[i].value, strlen(w->set[i].value)}, w->set[i].yields);
+    if (!code && argument.at)
+        code = set_by_name(s, w->argument.param, w->argument.prefix ? w->argument.prefix : "", argument, false);
+    return code ? err_prefix(code, "%s", w->name) : 0;
+}
+
+/* ---- a spec ----------------------------------------------------------------------------------------------------- */
+
+static int parse(spec *s, slice source, int depth) {
+    slice name = {source.at, 0}, arguments = {NULL, 0};
+    if (depth > NESTED_MOST) return err_set(ERR_USAGE, "nested too deeply");
+    while (name.n < source.n && source.at[name.n] != '(') name.n++;
+    if (name.n < source.n) {
+        int open = 1;
+        arguments = (slice){source.at + name.n + 1, 0};
+        size_t most = source.n - name.n - 1;
+        for (; arguments.n < most && open; arguments.n++)
+            open += (arguments.at[arguments.n] == '(') - (arguments.at[arguments.n] == ')');
+        if (open) return err_set(ERR_USAGE, "')' is missing");
+        if (arguments.n < most)
+            return err_set(ERR_USAGE, "'%.*s' after the closing ')'", (int)(most - arguments.n),
+                           arguments.at + arguments.n);
+        arguments.n--; /* not the ')' */
+    }
+    const wrapper *w = wrapper_find(name.at, name.n);
+    if (w && !arguments.at) return err_set(ERR_USAGE, "%s goes around a policy: %s", w->name, w->usage);
+    return w ? parse_wrapped(s, w, arguments, depth) : parse_policy(s, name, arguments);
 }
 
 /* Without the blanks around names, values and punctuation; one inside a word stays, and is an error later. */
@@ -282,9 +216,9 @@ int spec_parse(const char *source, spec *out) {
     char *compact = mem_string(source);
     if (!compact) return ERR_DATA;
     drop_blanks(compact);
-    int code = parse(compact, out);
+    int code = parse(out, (slice){compact, strlen(compact)}, 0);
     mem_free(compact);
-    return code ? err_prefix(code, "-p '%.200s'", source) : 0;
+    return code;
 }
 
 void spec_free(spec *s) {

@@ -1,5 +1,6 @@
 /* The grammar of policy specs: NAME, or NAME(ARGUMENT,...) where ARGUMENT is KEY=VALUE or a positional VALUE, and VALUE
- * may be a list a|b|c. `rmm(lag=0|8|64,signal=uniform)`, `oracle(mass)`, `mix(evidence=attn,memory=ema:0.98,hold=16)`.
+ * may be a list a|b|c; or a wrapper around a spec (wrapper.h), which ends up as parameters of the policy inside.
+ * `rmm(lag=0|8|64,signal=uniform)`, `oracle(mass)`, `mix(evidence=attn,memory=ema:0.98,hold=16)`, `lag(8,ada(h2o))`.
  */
 #pragma once
 
@@ -9,7 +10,6 @@ enum { SPEC_VALUES_MAX = 64 };
 
 typedef struct spec {
     const policy *policy;
-    char name[POLICY_TEXT_MAX];
     /* Values given for each parameter, in canonical form; n = 0 where none was given. */
     struct {
         char (*value)[POLICY_TEXT_MAX];
@@ -17,7 +17,7 @@ typedef struct spec {
     } param[POLICY_PARAMS_MAX];
 } spec;
 
-/* Returns 0 or ERR_USAGE with a message that quotes the spec. Release with spec_free either way. */
+/* Returns 0 or ERR_USAGE. Release with spec_free either way. */
 int spec_parse(const char *source, spec *out);
 void spec_free(spec *s);
 
@@ -25,7 +25,7 @@ void spec_free(spec *s);
  * and lag. ERR_USAGE names the parameter. */
 int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEXT_MAX]);
 
-/* Evaluate a canonical value. `lag` < 0 = none: "lag" is then an error. */
+/* Evaluate a canonical value, or "" for a parameter that has none. `lag` < 0 = none: "lag" is then an error. */
 int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, int32_t lag, policy_value *out);
 
 /* The family (policy_family) whose calibration applies to a spec, or -1 for one that is not ours. */

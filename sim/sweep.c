@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "sim/pass.h"
+#include "sim/together.h"
 
 #include <math.h>
 #include <string.h>
@@ -38,11 +39,11 @@ int sweep_check_sequence(const trace *t, size_t seq, int32_t n_prompt, const swe
 
 int sweep_check_policy(const trace *t, size_t seq, const sim_config *config) {
     const trace_sequence *s = trace_get_sequence(t, seq);
-    if ((config->setup.needs & NEEDS_CORRECT) && !s->correct)
+    if ((config->needs & NEEDS_CORRECT) && !s->correct)
         return err_set(ERR_DATA, "%s: trace has no logits/correct, which %s needs", trace_path(t), config->spec);
-    if ((config->setup.needs & NEEDS_CONFIDENCE) && !s->target_logprob)
+    if ((config->needs & NEEDS_CONFIDENCE) && !s->target_logprob)
         return err_set(ERR_DATA, "%s: trace has no logits/target_logprob, which %s needs", trace_path(t), config->spec);
-    unsigned evidence = config->setup.needs & (NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER);
+    unsigned evidence = config->needs & (NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER);
     if (evidence && !s->has_v)
         return err_set(ERR_DATA, "%s: trace has no attn/v, which %s needs", trace_path(t), config->spec);
     if ((evidence & (NEEDS_LOSS | NEEDS_FISHER)) && !s->has_grad_loss)
@@ -51,15 +52,21 @@ int sweep_check_policy(const trace *t, size_t seq, const sim_config *config) {
     if ((evidence & NEEDS_FISHER) && s->n_fisher < 1)
         return err_set(ERR_DATA, "%s: trace has no grad/fisher, which %s needs (trace again with --gradients fisher:1)",
                        trace_path(t), config->spec);
-    if ((config->setup.needs & NEEDS_ENTROPY) && !s->entropy)
+    if ((config->needs & NEEDS_ENTROPY) && !s->entropy)
         return err_set(ERR_DATA, "%s: trace has no logits/entropy, which %s needs", trace_path(t), config->spec);
-    return layer_data_check(t, seq, config->setup.needs, config->spec);
+    TRY(together_check(t, config));
+    return layer_data_check(t, seq, config->needs, config->spec);
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-static int units_of(const pass *w, const sim_config *c) {
-    return c->unit_layer ? 1 : w->m->n_kv_head;
+/* Are its lifetimes to be handed in, instead of made layer by layer? */
+static bool needs_given(const sim_config *c, const sweep_given *given) {
+    return given || together_wanted(c);
+}
+
+static int units_of(const pass *w, const sim_config *c, bool is_given) {
+    return c->unit == UNIT_LAYER && !is_given ? 1 : w->m->n_kv_head;
 }
 
 static size_t lifetimes_cells(const pass *w) {
@@ -89,12 +96,14 @@ static size_t carve_run(const pass *w, run *r, void *block) {
     return m.used;
 }
 
-static size_t run_bytes(const pass *w, const sim_config *c, bool given) {
-    run r = {.n_units = given ? w->m->n_kv_head : units_of(w, c), .is_given = given};
+static size_t run_bytes(const pass *w, const sim_config *c, const sweep_given *given) {
+    run r = {.is_given = needs_given(c, given)};
+    r.n_units = units_of(w, c, r.is_given);
     size_t bytes = carve_run(w, &r, NULL);
-    policy_shape shape = layer_data_shape(w->m, c->unit_layer);
+    policy_shape shape = layer_data_shape(w->m, c->unit);
     bytes += (size_t)pool_threads(w->p) * (sizeof *w->lost + estimate_lanes(1) * sizeof *w->lanes);
-    if (!given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens, &shape);
+    if (!r.is_given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens, &shape);
+    else if (!given) bytes += together_bytes(c, w->m, w->n_tokens);
     return bytes + (w->o->keep_lifetimes ? lifetimes_cells(w) * sizeof(int32_t) : 0);
 }
 
@@ -103,10 +112,9 @@ static void choose_streams(pass *w, const sim_config *configs, size_t n) {
     const unsigned full_run = NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER;
     unsigned needs = 0;
     for (size_t i = 0; i < n; i++) {
-        needs |= configs[i].setup.needs;
-        w->layer_unit |= configs[i].unit_layer && (configs[i].setup.needs & full_run);
-        bool ahead = (configs[i].setup.needs & NEEDS_FUTURE) != 0,
-             fisher = (configs[i].setup.needs & NEEDS_FISHER) != 0;
+        needs |= configs[i].needs;
+        w->layer_unit |= configs[i].unit == UNIT_LAYER && (configs[i].needs & full_run);
+        bool ahead = (configs[i].needs & NEEDS_FUTURE) != 0, fisher = (configs[i].needs & NEEDS_FISHER) != 0;
         w->mass.wanted |= ahead && !fisher;
         w->fisher.wanted |= ahead && fisher;
     }
@@ -189,7 +197,7 @@ static int start_run(pass *w, run *r) {
     void *block = mem_new(bytes, 1, "configuration");
     if (!block) return ERR_DATA;
     carve_run(w, r, block);
-    policy_shape shape = layer_data_shape(w->m, r->c->unit_layer);
+    policy_shape shape = layer_data_shape(w->m, r->c->unit);
     for (int u = 0; u < r->n_units && !r->is_given; u++) TRY(replay_new(r->c, w->n_tokens, &shape, &r->replay[u]));
     sweep_result *out = r->out;
     *out = (sweep_result){0};
@@ -218,7 +226,8 @@ static void list_tasks(pass *w) {
     w->n_tasks = 0;
     for (int unit = 0; unit < w->m->n_kv_head; unit++)
         for (size_t i = 0; i < w->n_runs; i++)
-            if (unit < w->runs[i].n_units && !w->runs[i].is_given) w->tasks[w->n_tasks++] = (task){&w->runs[i], unit};
+            if (!w->runs[i].is_given && unit < (w->runs[i].c->share == SHARE_LAYER ? 1 : w->runs[i].n_units))
+                w->tasks[w->n_tasks++] = (task){&w->runs[i], unit};
 }
 
 /* ---- a pass ----------------------------------------------------------------------------------------------------- */
@@ -306,6 +315,18 @@ static int hand_over(pass *w, size_t from) {
     return 0;
 }
 
+/* Lifetimes of the configurations whose units span layers. */
+static int replay_together(pass *w) {
+    together_run *runs = mem_new(w->n_runs, sizeof *runs, "configurations");
+    size_t n = 0;
+    if (!runs) return ERR_DATA;
+    for (size_t i = 0; i < w->n_runs; i++)
+        if (w->runs[i].is_given) runs[n++] = (together_run){.config = w->runs[i].c, .evict_at = w->runs[i].given};
+    int code = n ? together_replay(w->t, w->seq, w->o->form, w->facts, w->p, runs, n) : 0;
+    mem_free(runs);
+    return code;
+}
+
 /* Runs from .. from+n-1 of the whole list. */
 static int run_pass(pass *w, const sim_config *configs, const sweep_given *given, sweep_result *results, size_t from,
                     size_t n, double progress) {
@@ -318,11 +339,12 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     int code = w->runs && w->tasks && w->lost && w->lanes ? 0 : ERR_DATA;
     for (size_t i = 0; i < n && !code; i++) {
         const sim_config *c = &configs[from + i];
-        w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = given != NULL};
-        w->runs[i].n_units = given ? w->m->n_kv_head : units_of(w, c);
+        w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = needs_given(c, given)};
+        w->runs[i].n_units = units_of(w, c, w->runs[i].is_given);
         code = start_run(w, &w->runs[i]);
         if (!code && given) code = given->read(given->context, from + i, w->runs[i].given);
     }
+    if (!code && !given) code = replay_together(w);
     if (!code) code = work_layers(w, progress);
     if (!code) code = hand_over(w, from);
     for (size_t i = 0; i < n && w->runs; i++) end_run(&w->runs[i]);
@@ -334,8 +356,8 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
 }
 
 /* How many configurations from `from` on fit beside the fixed part; at least one, or 0 if not even that. */
-static size_t fit(const pass *w, const sim_config *configs, size_t n, size_t from, bool given, size_t fixed,
-                  sweep_cost *cost) {
+static size_t fit(const pass *w, const sim_config *configs, size_t n, size_t from, const sweep_given *given,
+                  size_t fixed, sweep_cost *cost) {
     size_t used = fixed, k = 0;
     for (; from + k < n; k++) {
         size_t bytes = run_bytes(w, &configs[from + k], given);
@@ -351,7 +373,7 @@ static int plan_and_run(pass *w, const sim_config *configs, size_t n, const swee
                         sweep_cost *cost) {
     double rows = (double)w->m->n_layer * w->n_tokens, done = 0;
     for (size_t from = 0; from < n; cost->passes++) {
-        size_t k = fit(w, configs, n, from, given != NULL, cost->fixed, cost);
+        size_t k = fit(w, configs, n, from, given, cost->fixed, cost);
         if (k == 0)
             return err_set(ERR_USAGE, "--memory: %zu MiB are not enough for one configuration (%zu MiB needed)",
                            w->o->memory >> 20, (cost->fixed + cost->per_config + (1 << 20) - 1) >> 20);
@@ -379,12 +401,15 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     choose_streams(&w, configs, n);
     choose_tile(&w);
     unsigned needs = 0;
-    for (size_t i = 0; i < n && !given; i++) needs |= configs[i].setup.needs;
-    int code = layer_data_new(m, needs, &w.data);
+    bool together = false;
+    for (size_t i = 0; i < n && !given; i++) needs |= configs[i].needs;
+    int code = layer_data_new(m, needs, 1, &w.data);
     size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_fixed * w.stride * sizeof(float);
     size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq, w.tile) : 0;
     cost->fixed = bytes + streams + gradients + trace_layer_bytes(t, seq, options->form);
     cost->fixed += layer_data_bytes(t, seq, needs);
+    for (size_t i = 0; i < n && !given; i++) together |= together_wanted(&configs[i]);
+    if (together) cost->fixed += together_fixed_bytes(t, seq, options->form, needs);
     void *block = code ? NULL : mem_new(bytes, 1, "sweep");
     if (!block) code = ERR_DATA;
     if (!code) {

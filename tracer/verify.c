@@ -236,7 +236,10 @@ typedef struct closed_pass {
 
 int verify_closed_allows(const sim_config *config) {
     unsigned live = NEEDS_ROW | NEEDS_CORRECT | NEEDS_CONFIDENCE | NEEDS_ENTROPY;
-    if (!(config->setup.needs & ~live)) return 0;
+    if (config->unit == UNIT_MODEL || config->share != SHARE_NONE)
+        return err_set(ERR_USAGE, "%s: units that span layers or compete are not replayed by --mode closed: --mode open",
+                       config->spec);
+    if (!(config->needs & ~live)) return 0;
     return err_set(ERR_USAGE,
                    "%s looks at more than rows and predictions (the full run's future, gradients, keys ...), which "
                    "--mode closed does not have: --mode open",
@@ -244,7 +247,7 @@ int verify_closed_allows(const sim_config *config) {
 }
 
 static size_t units_of(const verify_text *x, const sim_config *c) {
-    return (size_t)x->model->n_layer * (c->unit_layer ? 1 : (size_t)x->model->n_kv_head);
+    return (size_t)x->model->n_layer * (c->unit == UNIT_LAYER ? 1 : (size_t)x->model->n_kv_head);
 }
 
 static void carve_closed(closed_pass *w, mem_carver *c) {
@@ -262,8 +265,8 @@ static int start_units(closed_pass *w) {
     size_t u = 0;
     for (size_t i = 0; i < w->n; i++) {
         const sim_config *c = &w->configs[i];
-        int n_kv = c->unit_layer ? m->n_kv_head : 1;
-        w->wants_rows[1 + i] = c->setup.needs & NEEDS_ROW;
+        int n_kv = c->unit == UNIT_LAYER ? m->n_kv_head : 1;
+        w->wants_rows[1 + i] = c->needs & NEEDS_ROW;
         for (size_t k = 0; k < units_of(w->x, c); k++, u++) {
             closed_unit *unit = &w->units[u];
             *unit = (closed_unit){.config = (int)i, .n_kv = n_kv};

@@ -18,7 +18,7 @@ from simcli import KEY, KVLAG, NUMBERS, ROOT, WHAT_HAPPENED, blocks_of, closing,
 from simcli import rows_of, sim, sim_said
 
 SANITIZED = re.search(rb"__(asan|tsan|ubsan)_", Path(KVLAG).read_bytes()) is not None
-POLICIES = json.loads(kvlag("policies", "--json").stdout)
+POLICIES = [p for p in json.loads(kvlag("policies", "--json").stdout) if p["family"] != "wrapper"]
 # Every policy once, in few words.
 SPECS = {"oracle": "oracle(mass)", "mix": "mix(evidence=attn,memory=mean)", "rmm": "rmm(lag=4)"}
 # Held windows that would not fit the budgets here.

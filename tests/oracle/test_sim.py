@@ -59,7 +59,7 @@ def registered():
     listed = json.loads(done.stdout)
     if isinstance(listed, dict):
         listed = next(v for v in listed.values() if isinstance(v, list))
-    names = [p["name"] for p in listed]
+    names = [p["name"] for p in listed if p.get("family") != "wrapper"]
     return ["oracle(mass)" if n == "oracle" else n for n in names if n not in ("mix", "lag")]
 
 
