@@ -69,6 +69,7 @@ static int fields(const policy_setup *s) {
 typedef struct head_view {
     const float *row, *q, *k, *v; /* k, v: [T][dim] of its kv head; q: of the step */
     double mass;                  /* of the row over the residents */
+    double oo;                    /* squared norm of the output */
     size_t dim;
 } head_view;
 
@@ -86,34 +87,31 @@ static head_view head_of(const policy_setup *s, const policy_view *v, int h) {
     return x;
 }
 
-static double power(double x, bool squared) {
-    return squared ? x * x : fabs(x);
-}
-
 static double value_saliency(const plan *p, const head_view *x, int32_t i, double a) {
+    const float *v = x->v + (size_t)i * x->dim;
+    if (p->squared) return a * a * (p->vnorm ? vec_dot(v, v, x->dim) : 1);
     double norm = 0;
-    for (size_t c = 0; c < x->dim && p->vnorm; c++) norm += power((double)x->v[(size_t)i * x->dim + c], p->squared);
-    return power(a, p->squared) * (p->vnorm ? norm : 1);
+    for (size_t c = 0; c < x->dim; c++) norm += fabs((double)v[c]);
+    return a * norm;
 }
 
+/* By inner products: |v - o|^2 = v.v - 2 v.o + o.o and v.(v - o) = v.v - v.o. */
 static double key_saliency(const plan *p, const head_view *x, int32_t i, double a, const double *o, double scale) {
     const float *k = x->k + (size_t)i * x->dim, *v = x->v + (size_t)i * x->dim;
-    double logit = scale * vec_dot(x->q, k, x->dim), norm = 0, off = 0, both = 0;
-    for (size_t c = 0; c < x->dim; c++) {
-        double value = (double)v[c], moved = logit * (value - o[c]);
-        norm += value * value;
-        off += moved * moved;
-        both += (value + moved) * (value + moved);
-    }
-    return a * a * (p->flavour == KEY ? off : p->flavour == JOINT ? both : norm + off);
+    double logit = scale * vec_dot(x->q, k, x->dim), vv = vec_dot(v, v, x->dim), vo = vec_dot_f64(v, o, x->dim);
+    double key = logit * logit * fmax(vv - 2 * vo + x->oo, 0);
+    if (p->flavour == KEY) return a * a * key;
+    return a * a * fmax(vv + key + (p->flavour == JOINT ? 2 * logit * (vv - vo) : 0), 0);
 }
 
-static void head_output(const policy_view *v, const head_view *x, double *o) {
+static void head_output(const policy_view *v, head_view *x, double *o) {
     memset(o, 0, x->dim * sizeof *o);
     for (int32_t j = 0; j < v->n; j++) {
         int32_t i = v->entry[j];
         vec_add(o, x->v + (size_t)i * x->dim, (double)x->row[i] / x->mass, x->dim);
     }
+    double norm = vec_norm_f64(o, x->dim);
+    x->oo = norm * norm;
 }
 
 /* e[j]: of the current row, the mean or the maximum over query heads. */
