@@ -325,7 +325,7 @@ static int judge_task(void *context, size_t i, int worker) {
     if (w->t == x->n_tokens - 1) return 0; /* nothing follows to be predicted: it counts as wrong */
     int32_t next = x->tokens[w->t + 1];
     w->facts[i] = (replay_facts){top == next, exp((double)logits[next] - lse), 0, is_counted(x, w->t)};
-    if (w->configs[i].setup.needs & NEEDS_ENTROPY) w->facts[i].entropy = truth_entropy(logits, lse, n_vocab);
+    if (w->configs[i].needs & NEEDS_ENTROPY) w->facts[i].entropy = truth_entropy(logits, lse, n_vocab);
     if (!w->facts[i].counted) return 0;
     truth_step *step = &w->steps[i * w->n_counted + w->counted_so_far];
     *step = truth_of_step(logits, lse, top, n_vocab, logits_of(w, 0), w->p, &w->base, next);
