@@ -25,7 +25,7 @@ typedef struct job {
     /* the command line */
     opt_list traces, specs;
     const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *sample, *attention, *lifetimes,
-        *from_lifetimes, *calibration, *shard;
+        *from_lifetimes, *calibration, *device, *shard;
     long long n_prompt, memory, threads, seed;
     bool force, resume, quiet, verbose;
     char seed_text[24];
@@ -37,6 +37,7 @@ typedef struct job {
     int n_files;
     question q;
     calibration scale;
+    device decoder;
     plan p;
     pool *pool;
     text head;
@@ -70,6 +71,8 @@ static int parse(job *j, int argc, char **argv) {
          "price these lifetimes instead of policies", 0, 0},
         {"calibration", 0, OPT_FILE, true, &j->calibration, "FILE.json",
          "what verify --calibrate wrote: scale and error bar", 0, 0},
+        {"device", 0, OPT_TEXT, true, &j->device, "hbm=X/s[,weights=Y]",
+         "fill decode_us, a model: bytes read over bandwidth, e.g. hbm=3.35TB/s,weights=270MB", 0, 0},
         {"memory", 0, OPT_SIZE, false, &j->memory, "N", "bound on memory, e.g. 512M (default 1G)", 1 << 20, 1LL << 46},
         {"threads", 0, OPT_INT, false, &j->threads, "N", "worker threads (default: all processors)", 1, 4096},
         {"sample", 0, OPT_TEXT, true, &j->sample, "steps:R", "price R steps only, drawn by strata: a quick look", 0, 0},
@@ -271,6 +274,7 @@ static int prepare(job *j) {
     say_level(j->quiet ? SAY_QUIET : j->verbose ? SAY_MORE : SAY_NORMAL);
     TRY(check_command(j));
     if (j->shard) TRY(shard_parse(j->shard, &j->part));
+    if (j->device) TRY(device_parse(j->device, &j->decoder));
     q->flags =
         (sim_flags){j->budgets,          j->lags, j->schedule, j->unit, j->pending, *j->seed_text ? j->seed_text : NULL,
                     (int32_t)j->n_prompt};
@@ -453,6 +457,7 @@ static int work(job *j) {
                 .p = &j->p,
                 .result = j->result,
                 .scale = &j->scale,
+                .device = &j->decoder,
                 .head = j->head,
                 .note = j->shard || j->part_out ? &j->note : NULL};
     TRY(output_write(&o, &j->csv, &j->lifetimes_out));

@@ -393,7 +393,8 @@ static int resolve_prompt(const char *source, sim_config *c) {
     if (code) return err_prefix(code, "prompt=%s", source);
     c->prompt->take_max = policy_get(&c->prompt->setup, "row")->word == 1;
     unsigned own = c->setup.needs, other = c->prompt->setup.needs;
-    if (disagree(own, other) || disagree(other, own))
+    bool apart = (own & other & NEEDS_FUTURE) && c->setup.horizon != c->prompt->setup.horizon;
+    if (apart || disagree(own, other) || disagree(other, own))
         return err_set(ERR_USAGE, "prompt=%s: the two policies look at different futures", source);
     c->needs |= other;
     if (c->n_prompt == 0) return err_set(ERR_USAGE, "prompt=%s needs a prompt (--prompt N)", source);

@@ -9,13 +9,15 @@ static int32_t gone_at(const int32_t *evict_at, int32_t i, int32_t n_tokens, int
     return (int32_t)(gone > n_tokens ? n_tokens : gone);
 }
 
-static void add_peak(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *leaving) {
+static void add_visible(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t n_prompt, int32_t window,
+                        int32_t *leaving) {
     memset(leaving, 0, ((size_t)n_tokens + 2) * sizeof *leaving);
     for (int32_t i = 0; i < n_tokens; i++) leaving[gone_at(evict_at, i, n_tokens, window)]++;
     int32_t visible = 0, peak = 0;
     for (int32_t t = 0; t < n_tokens; t++) {
         visible += 1 - leaving[t];
         f->visible += visible;
+        if (t >= n_prompt) f->decoded += visible;
         if (visible > peak) peak = visible;
     }
     f->peak += peak;
@@ -31,10 +33,10 @@ static void add_evictions(footprint *f, const int32_t *evict_at, int32_t n_token
     for (int32_t t = 0; t <= n_tokens; t++) f->batches += batch[t];
 }
 
-void footprint_add(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, const int32_t *probes,
-                   size_t n_probes, int32_t *scratch) {
+void footprint_add(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t n_prompt, int32_t window,
+                   const int32_t *probes, size_t n_probes, int32_t *scratch) {
     f->units++;
-    add_peak(f, evict_at, n_tokens, window, scratch);
+    add_visible(f, evict_at, n_tokens, n_prompt, window, scratch);
     add_evictions(f, evict_at, n_tokens, window, scratch);
     for (size_t k = 0; k < n_probes; k++) {
         int32_t entry = probes[2 * k], step = probes[2 * k + 1];

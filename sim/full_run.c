@@ -1,14 +1,11 @@
-/* What the full run knows of a tile's rows: evidence (DESIGN section 5) and hindsight. */
+/* What the full run knows of a tile's rows: evidence (DESIGN section 5), and what replays may look at. */
 #include "base/err.h"
 #include "sim/pass.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { COLUMNS_A_TASK = 256 };
-
-/* Units for which evidence and future of the full run are kept: the kv heads, then the layer where some unit is one. */
-static size_t full_run_units(const pass *w) {
+size_t full_run_units(const pass *w) {
     return (size_t)w->m->n_kv_head + w->layer_unit;
 }
 
@@ -121,141 +118,23 @@ static int finish_evidence_task(void *context, size_t index, int worker) {
     return 0;
 }
 
-static int compute_evidence(pass *w) {
+int full_run_evidence(pass *w) {
     if (!w->evidence) return 0;
     TRY(pool_run(w->p, (size_t)w->m->n_kv_head * chunks_of(w), gather_evidence_task, w));
     return pool_run(w->p, full_run_units(w) * chunks_of(w), finish_evidence_task, w);
 }
 
-/* ---- hindsight -------------------------------------------------------------------------------------------------- */
-
-/* One unit (number n_kv_head is the layer), some columns of the tile's rows. */
-typedef struct columns {
-    int unit, h0, h1; /* its query heads */
-    int32_t from, to; /* columns */
-    float *evidence;  /* of the unit */
-} columns;
-
-static size_t column_chunks(const pass *w) {
-    return (w->stride + COLUMNS_A_TASK - 1) / COLUMNS_A_TASK;
-}
-
-static columns columns_at(const pass *w, size_t index) {
-    int unit = (int)(index / column_chunks(w)), n_kv = w->m->n_kv_head;
-    bool whole = unit == n_kv;
-    columns c = {.unit = unit, .from = (int32_t)(index % column_chunks(w) * COLUMNS_A_TASK)};
-    c.to = c.from + COLUMNS_A_TASK < w->n_tokens ? c.from + COLUMNS_A_TASK : w->n_tokens;
-    c.h0 = whole ? 0 : unit * w->group;
-    c.h1 = whole ? w->m->n_head : c.h0 + w->group;
-    if (w->evidence) c.evidence = whole ? w->evidence_layer : evidence_of_head(w, unit);
-    return c;
-}
-
-/* What row r adds to the sums of the unit's columns: its mean row, or its Fisher evidence. */
-static void row_values(const pass *w, const columns *c, bool fisher, int32_t r, double *value) {
-    int32_t end = w->row0 + r + 1 < c->to ? w->row0 + r + 1 : c->to;
-    memset(value, 0, (size_t)(c->to - c->from) * sizeof *value);
-    if (fisher) {
-        const float *row = evidence_row(w, c->evidence, 2, r);
-        for (int32_t i = c->from; i < end; i++) value[i - c->from] = (double)row[i];
-        return;
-    }
-    for (int h = c->h0; h < c->h1; h++) {
-        const float *row = row_of(w, h, r);
-        for (int32_t i = c->from; i < end; i++) value[i - c->from] += (double)row[i];
-    }
-    for (int32_t i = c->from; i < end; i++) value[i - c->from] /= c->h1 - c->h0;
-}
-
-static double *sums_of(const pass *w, const future *f, int unit) {
-    return unit == w->m->n_kv_head ? f->layer : f->head + (size_t)unit * (size_t)w->n_tokens;
-}
-
-static double *after_row(const pass *w, const future *f, int unit, int32_t r) {
-    double *of_unit =
-        unit == w->m->n_kv_head ? f->after_layer : f->after_head + (size_t)unit * (size_t)w->tile * w->stride;
-    return of_unit + (size_t)r * w->stride;
-}
-
-/* First pass: sums over the counted rows, in order of step. */
-static void add_future(const pass *w, const columns *c, const future *f, bool fisher) {
-    double value[COLUMNS_A_TASK], *sum = sums_of(w, f, c->unit) + c->from;
-    for (int32_t r = 0; r < w->n_rows && f->wanted; r++) {
-        if (!w->counted[w->row0 + r]) continue;
-        row_values(w, c, fisher, r, value);
-        for (int32_t i = 0; i < c->to - c->from; i++) sum[i] += value[i];
-    }
-}
-
-/* Second pass: take the rows away again, and keep what is left after each. */
-static void spend_future(const pass *w, const columns *c, const future *f, bool fisher) {
-    double value[COLUMNS_A_TASK], *sum = sums_of(w, f, c->unit) + c->from;
-    size_t bytes = (size_t)(c->to - c->from) * sizeof *sum;
-    for (int32_t r = 0; r < w->n_rows && f->wanted; r++) {
-        if (w->counted[w->row0 + r]) {
-            row_values(w, c, fisher, r, value);
-            for (int32_t i = 0; i < c->to - c->from; i++) sum[i] -= value[i];
-        }
-        memcpy(after_row(w, f, c->unit, r) + c->from, sum, bytes);
-    }
-}
-
-static int add_future_task(void *context, size_t index, int worker) {
-    (void)worker;
-    pass *w = context;
-    columns c = columns_at(w, index);
-    add_future(w, &c, &w->mass, false);
-    add_future(w, &c, &w->fisher, true);
-    return 0;
-}
-
-static int spend_future_task(void *context, size_t index, int worker) {
-    (void)worker;
-    pass *w = context;
-    columns c = columns_at(w, index);
-    spend_future(w, &c, &w->mass, false);
-    spend_future(w, &c, &w->fisher, true);
-    return 0;
-}
-
-static int each_column(pass *w, pool_task work) {
-    if (!w->mass.wanted && !w->fisher.wanted) return 0;
-    return pool_run(w->p, full_run_units(w) * column_chunks(w), work, w);
-}
-
-static void clear_future(const pass *w, const future *f) {
-    size_t bytes = (size_t)w->n_tokens * sizeof(double);
-    if (!f->wanted) return;
-    memset(f->head, 0, (size_t)w->m->n_kv_head * bytes);
-    memset(f->layer, 0, bytes);
-}
-
-/* Column sums, over the counted steps, of the mean row and of the Fisher evidence. */
-int full_run_begin(pass *w) {
-    if (!w->mass.wanted && !w->fisher.wanted) return 0;
-    clear_future(w, &w->mass);
-    clear_future(w, &w->fisher);
-    for (int32_t row0 = 0; row0 < w->n_tokens; row0 += w->tile) {
-        TRY(pass_read_tile(w, row0));
-        if (w->fisher.wanted) TRY(compute_evidence(w));
-        TRY(each_column(w, add_future_task));
-    }
-    return 0;
-}
-
-int full_run_tile(pass *w) {
-    TRY(compute_evidence(w));
-    return each_column(w, spend_future_task);
+const float *full_run_fisher(const pass *w, int unit, int32_t r) {
+    return evidence_row(w, unit == w->m->n_kv_head ? w->evidence_layer : evidence_of_head(w, unit), 2, r);
 }
 
 void full_run_offer(const pass *w, const run *r, int unit, int32_t row) {
     int place = r->c->unit == UNIT_LAYER ? w->m->n_kv_head : unit;
-    const future *f = r->c->needs & NEEDS_FISHER ? &w->fisher : &w->mass;
     const float *evidence[3] = {NULL};
     if (w->evidence) {
         float *of_unit = r->c->unit == UNIT_LAYER ? w->evidence_layer : evidence_of_head(w, unit);
         for (int kind = 0; kind < 3; kind++) evidence[kind] = evidence_row(w, of_unit, kind, row);
     }
     replay_offer(r->replay[unit], evidence[0], evidence[1], evidence[2],
-                 f->wanted ? after_row(w, f, place, row) : NULL);
+                 r->future ? hindsight_after(w, r->future, place, row) : NULL);
 }

@@ -132,11 +132,13 @@ static int open_streams(pass *w) {
 
 int layer_work(pass *w, double progress) {
     TRY(open_streams(w));
-    TRY(full_run_begin(w));
+    TRY(hindsight_begin(w));
     for (size_t i = 0; i < w->n_runs; i++) begin_run(w, &w->runs[i]);
     for (int32_t row0 = 0; row0 < w->n_tokens; row0 += w->tile) {
+        TRY(hindsight_ahead(w, row0));
         TRY(pass_read_tile(w, row0));
-        TRY(full_run_tile(w));
+        TRY(full_run_evidence(w));
+        TRY(hindsight_tile(w));
         TRY(pool_run(w->p, (w->n_tasks + REPLAYS_A_TASK - 1) / REPLAYS_A_TASK, replay_task, w));
         TRY(price_tile(w));
         progress_at(progress + (double)(row0 + w->n_rows));

@@ -81,12 +81,14 @@ static int compose(const output *o, text *csv) {
     TRY(output_floored(csv, (long long)floored, o->note != NULL));
     TRY(text_add_bytes(csv, o->p->skipped.data, o->p->skipped.n));
     TRY(results_add_header(csv));
+    results_terms terms = {&o->q->options, o->scale, o->device};
     for (size_t i = 0; i < o->p->n_rows; i++) {
         const plan_row *row = &o->p->row[i];
         const sweep_result *r = result_of(o, row);
         if (!r) continue;
-        int32_t n_tokens = trace_get_sequence(o->q->trace[row->trace], row->key.seq)->n_tokens;
-        TRY(results_add_row(csv, &row->key, r, &o->q->options, o->scale, n_tokens));
+        const trace *t = o->q->trace[row->trace];
+        TRY(results_add_row(csv, &row->key, r, &terms, trace_get_model(t),
+                            trace_get_sequence(t, row->key.seq)->n_tokens));
     }
     return 0;
 }

@@ -12,6 +12,7 @@ typedef struct output {
     const plan *p;
     const sweep_result *result; /* [p->n_own] */
     const calibration *scale;
+    const device *device;
     text head;              /* see output_head; owned by the caller */
     const shard_note *note; /* NULL where this is no shard */
 } output;

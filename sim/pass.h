@@ -1,6 +1,7 @@
-/* Private to sweep.c, layer.c, full_run.c and price.c: what one pass over a sequence holds. */
+/* Private to sweep.c, layer.c, full_run.c, hindsight.c and price.c: what one pass over a sequence holds. */
 #pragma once
 
+#include "base/mem.h"
 #include "sim/estimate.h"
 #include "sim/layer_data.h"
 #include "sim/replay.h"
@@ -9,11 +10,21 @@
 
 #include <stdatomic.h>
 
+/* What the full run's coming rows hold for an entry: of one kind, over one horizon (hindsight.c). Its units are the kv
+ * heads, then the layer where some unit is one. */
+typedef struct future {
+    bool fisher;     /* of the Fisher evidence, else of the mean row */
+    int32_t horizon; /* counted rows among t+1 .. t+horizon; T: all that follow */
+    double *sum;     /* [units][T] sums of columns: of all rows less those seen, or of the rows up to t + horizon */
+    double *after;   /* [units][tile][stride] what lies ahead of each row of the tile */
+} future;
+
 /* One configuration in flight. */
 typedef struct run {
     const sim_config *c;
     sweep_result *out;
     bool is_given;                     /* its lifetimes are there before it is priced: handed in, or from together.h */
+    const future *future;              /* what its policy looks at, or NULL */
     int32_t *given;                    /* [n_layer][n_kv_head][T] them */
     int n_units;                       /* units in a layer: n_kv_head or 1 */
     replay **replay;                   /* [n_units] */
@@ -33,13 +44,6 @@ typedef struct task {
     run *r;
     int unit;
 } task;
-
-/* What the full run's future holds for an entry, for units of a kv head and for the layer as a unit. */
-typedef struct future {
-    bool wanted;
-    double *head, *layer;             /* [n_kv_head][T], [T]: column sums over counted rows, less the rows seen */
-    double *after_head, *after_layer; /* [n_kv_head][tile][stride], [tile][stride]: what is left after each row */
-} future;
 
 typedef struct pass {
     trace *t;
@@ -78,7 +82,9 @@ typedef struct pass {
     float *lanes;        /* [threads][estimate_lanes(n_runs)] */
     double *embd;        /* [threads][n_embd] exact output error */
     int32_t *scratch;    /* [threads][T+2] */
-    future mass, fisher; /* for hindsight */
+    future *future;      /* [n_futures] that some policy looks at */
+    size_t n_futures;
+    double *seen[2]; /* [units][T] mass, fisher: sums over the rows up to t, where a horizon ends before T */
 
     /* Evidence of the full run in the current tile (policy.h), where some policy looks at it. */
     float *gain;           /* [n_kv_head][n_sets][tile][stride] sum over the unit's heads of g.e, by label set */
@@ -112,12 +118,29 @@ void chunk_rows(const pass *w, size_t index, int32_t *from, int32_t *to);
  * at out + (k * LAYER_ROWS + r - from) * stride. */
 void step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, float *out);
 
-/* ---- full_run.c: evidence and hindsight of the full run --------------------------------------------------------- */
+/* ---- full_run.c: evidence of the full run ----------------------------------------------------------------------- */
 
-int full_run_begin(pass *w); /* before the first tile: reads the layer once where hindsight is wanted */
-int full_run_tile(pass *w);  /* after pass_read_tile */
+/* Units for which evidence and future of the full run are kept: the kv heads, then the layer where some unit is one. */
+size_t full_run_units(const pass *w);
+int full_run_evidence(pass *w); /* of the tile's rows, where some policy looks at any */
+/* Fisher evidence [t+1] for row r of the tile; unit n_kv_head is the layer. */
+const float *full_run_fisher(const pass *w, int unit, int32_t r);
 /* Hand a replay what it may look at in row `row` of the tile. */
 void full_run_offer(const pass *w, const run *r, int unit, int32_t row);
+
+/* ---- hindsight.c: what the full run's coming rows hold ---------------------------------------------------------- */
+
+/* Find the kinds and horizons that policies look at, w->future. Returns 0 or ERR_DATA; undone by hindsight_free. */
+int hindsight_new(pass *w, const sim_config *configs, size_t n);
+void hindsight_free(pass *w);
+void hindsight_carve(pass *w, mem_carver *m);
+const future *hindsight_of(const pass *w, const sim_config *c); /* NULL: the policy looks at none */
+
+int hindsight_begin(pass *w);               /* before a layer's first tile */
+int hindsight_ahead(pass *w, int32_t row0); /* before the tile from row0 on is read: reads others */
+int hindsight_tile(pass *w);                /* after its evidence */
+/* What lies ahead of row r of the tile, [t+1]; unit n_kv_head is the layer. */
+const double *hindsight_after(const pass *w, const future *f, int unit, int32_t r);
 
 /* ---- price.c: what lifetimes cost ------------------------------------------------------------------------------- */
 

@@ -37,6 +37,7 @@ typedef struct policy_param {
     const char *words;   /* PARAM_WORD */
     double min, max;
     bool per_resident; /* PARAM_NUMBER: "1/resident" is allowed */
+    bool infinite;     /* PARAM_COUNT: "inf" is allowed */
     bool positional;   /* may be given without its name, in declared order */
     const char *help;
 } policy_param;
@@ -56,7 +57,7 @@ typedef enum policy_needs {
     NEEDS_ROW = 1,        /* the unit's renormalised row; without it the engine takes none */
     NEEDS_CORRECT = 2,    /* logits/correct */
     NEEDS_CONFIDENCE = 4, /* logits/target_logprob */
-    NEEDS_FUTURE = 8,     /* the full run's column sums (with NEEDS_FISHER: of that evidence) */
+    NEEDS_FUTURE = 8,     /* sums of the full run's coming rows (with NEEDS_FISHER: of that evidence) */
     NEEDS_OUT = 16,       /* evidence `out` of the full run; like FUTURE, these are not for closed loop */
     NEEDS_LOSS = 32,      /* evidence `loss` */
     NEEDS_FISHER = 64,    /* evidence `fisher` */
@@ -93,6 +94,7 @@ typedef struct policy_setup {
     const struct policy *policy;
     policy_value value[POLICY_PARAMS_MAX]; /* parallel to policy->params */
     unsigned needs;
+    double horizon; /* with NEEDS_FUTURE: how many rows ahead it looks, INFINITY = all of them; set by init */
     double plan[POLICY_PLAN_BYTES / sizeof(double)]; /* private to the policy, filled by init */
 } policy_setup;
 
@@ -111,8 +113,8 @@ typedef struct policy_view {
     bool correct;             /* the prediction made at step t was right; false at the last step */
     double confidence;        /* probability given to the true next token; 0 at the last step */
     bool counted;             /* step t is counted */
-    /* [t+1] by position: what the full run's mean row (with NEEDS_FISHER: its evidence `fisher`) still adds up to over
-     * the counted rows after t. Meaningful with NEEDS_FUTURE only. */
+    /* [t+1] by position: what the full run's mean row (with NEEDS_FISHER: its evidence `fisher`) adds up to over the
+     * counted rows among t+1 .. t+horizon. Meaningful with NEEDS_FUTURE only. */
     const double *future;
     /* [t+1] evidence of the full run's row, by position (DESIGN section 5); meaningful with NEEDS_OUT, NEEDS_LOSS,
      * NEEDS_FISHER only. */

@@ -164,8 +164,9 @@ static int finish_task(void *context, size_t index, int worker) {
     run *r = &w->runs[index];
     int32_t *scratch = w->scratch + (size_t)worker * ((size_t)w->n_tokens + 2);
     for (int u = 0; u < r->n_units; u++)
-        footprint_add(&r->out->use, r->evict_at + (size_t)u * w->stride, w->n_tokens, w->m->window[w->layer],
-                      w->s->probes, w->s->n_probes, scratch);
+        footprint_add(&r->out->use, r->evict_at + (size_t)u * w->stride, w->n_tokens, w->n_prompt,
+                      w->m->window[w->layer], w->s->probes, w->s->n_probes, scratch);
+    for (int u = 0; u < r->n_units && !r->is_given; u++) r->out->updates += replay_updates(r->replay[u]);
     for (int kv = 0; kv < w->m->n_kv_head && r->out->evict_at; kv++) {
         size_t unit = (size_t)w->layer * (size_t)w->m->n_kv_head + (size_t)kv;
         memcpy(r->out->evict_at + unit * (size_t)w->n_tokens,

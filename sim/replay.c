@@ -23,6 +23,7 @@ struct replay {
     sim_limits limits;
     int32_t *evict_at;
     int32_t first_missing, left_end; /* see replay_range */
+    int64_t updates;                 /* see replay_updates */
 
     int32_t n;      /* residents */
     int32_t *entry; /* [capacity] ascending */
@@ -116,6 +117,7 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     r->left_end = 0;
     if (!r->c->is_full) r->limits = sim_config_limits(r->c, unit->layer, r->n_layer);
     r->n_minds = r->c->is_full ? 0 : r->c->prompt ? 2 : 1;
+    r->updates = 0;
     r->view = (policy_view){
         .entry = r->entry,
         .data = unit->data,
@@ -141,6 +143,10 @@ void replay_offer(replay *r, const float *out, const float *loss, const float *f
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end) {
     *first_missing = r->first_missing;
     *left_end = r->left_end;
+}
+
+int64_t replay_updates(const replay *r) {
+    return r->updates;
 }
 
 const int32_t *replay_residents(const replay *r, int32_t *n) {
@@ -427,6 +433,12 @@ static void evict_blocks(replay *const *units, int n, int64_t k) {
 
 /* ---- a step ----------------------------------------------------------------------------------------------------- */
 
+/* The policy looks at residents from .. n-1; those past the cut-off keep the score that they have. */
+static void count_updates(replay *r, int32_t from) {
+    int32_t open = r->c->cutoff >= 0 ? first_at(r, (int64_t)r->view.t - r->c->cutoff) : 0;
+    if (r->view.t >= r->c->n_prompt) r->updates += r->n - (from > open ? from : open);
+}
+
 /* One policy takes the step in. */
 static void take_in(replay *r, const mind *m) {
     const policy *p = m->setup->policy;
@@ -438,6 +450,7 @@ static void take_in(replay *r, const mind *m) {
         kernels()->resident_row(v->heads, r->unit.n_head, r->entry, r->mask, (size_t)r->n, from, m->take_max,
                                 r->scratch, r->row);
         v->row = r->row;
+        count_updates(r, (int32_t)from);
     }
     p->observe(m->setup, v);
 }

@@ -54,5 +54,9 @@ void replay_gone(const replay *r, uint16_t *gone);
 /* So far: the lowest step that misses an entry (T+1 if none does), and one past the highest entry that left (0). */
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end);
 
+/* So far, over the steps after the prompt: how many entries' memory the policy brought up to date, which are those
+ * whose value in the unit's row it looked at; 0 for policies that look at no row. */
+int64_t replay_updates(const replay *r);
+
 /* Residents after the last step, ascending. */
 const int32_t *replay_residents(const replay *r, int32_t *n);

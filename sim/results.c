@@ -85,7 +85,8 @@ int results_add_header(text *csv) {
     return text_add(csv,
                     "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,n_prompt,"
                     "n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,"
-                    "retained,footprint,peak,evictions,evict_batches\n");
+                    "retained,footprint,peak,evictions,evict_batches,resident,kv_bytes,"
+                    "score_updates,decode_us\n");
 }
 
 static int add_text(text *csv, const char *field) {
@@ -103,6 +104,8 @@ static double first_error(const sweep_result *r) {
     for (int b = 0; b < BLOCKS_PER_ROW; b++) squares += (r->block_first[b] - mean) * (r->block_first[b] - mean);
     return sqrt(squares * BLOCKS_PER_ROW / (BLOCKS_PER_ROW - 1)) / (double)r->n_counted;
 }
+
+enum { STORED_BYTES = 2 }; /* of a number in the cache */
 
 #define NORMAL_95 1.6448536269514722
 
@@ -140,17 +143,29 @@ int results_add_key(text *csv, const results_key *k) {
     return text_add(csv, "%d,", k->n_prompt);
 }
 
-int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
-                    const calibration *c, int32_t n_tokens) {
+/* resident, kv_bytes, score_updates, decode_us: means over the steps after the prompt (docs/costs.md). */
+static int add_costs(text *csv, const results_key *k, const sweep_result *r, const device *d, const trace_model *m,
+                     int32_t n_tokens) {
+    double steps = (double)(n_tokens - k->n_prompt) * r->use.units, resident = r->use.decoded / steps;
+    double kv_bytes = resident * m->n_layer * m->n_kv_head * 2 * m->head_dim * STORED_BYTES;
+    TRY(add_number(csv, resident, true));
+    TRY(add_number(csv, kv_bytes, true));
+    TRY(add_number(csv, (double)r->updates / steps, r->updates >= 0));
+    return d->hbm > 0 ? text_add(csv, "%.9g\n", device_decode_us(d, kv_bytes)) : text_add(csv, "\n");
+}
+
+int results_add_row(text *csv, const results_key *k, const sweep_result *r, const results_terms *terms,
+                    const trace_model *m, int32_t n_tokens) {
     const footprint *u = &r->use;
+    const sweep_options *o = terms->options;
     double all = (double)n_tokens * ((double)n_tokens + 1) / 2 * u->units;
     TRY(results_add_key(csv, k));
     TRY(text_add(csv, "%lld,", (long long)r->n_counted));
     TRY(add_number(csv, r->lost_mass, true));
     TRY(add_number(csv, r->out_err, o->out_err));
-    TRY(add_loss(csv, k, r, o, c));
+    TRY(add_loss(csv, k, r, o, terms->scale));
     TRY(add_number(csv, u->probes > 0 ? u->retained / u->probes : 0, u->probes > 0));
-    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g\n", u->visible / all, u->peak / u->units, u->evictions / u->units,
+    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g,", u->visible / all, u->peak / u->units, u->evictions / u->units,
                  u->batches / u->units));
-    return 0;
+    return add_costs(csv, k, r, terms->device, m, n_tokens);
 }

@@ -3,6 +3,7 @@
 
 #include "base/text.h"
 #include "sim/calibration.h"
+#include "sim/device.h"
 #include "sim/sweep.h"
 #include "traces/lifetimes.h"
 
@@ -27,10 +28,17 @@ int results_key_of_given(const char *label, const lifetimes *given, size_t confi
 /* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
 char *results_blocks_path(const char *csv_path);
 
+/* What turns results into rows, for all rows of a call. */
+typedef struct results_terms {
+    const sweep_options *options;
+    const calibration *scale;
+    const device *device; /* hbm 0: none was given */
+} results_terms;
+
 /* The header row, and one data row. Columns whose metric was not computed are empty. kl_est, dloss_est and their 90 %
  * intervals come from the calibration of the row's family (DESIGN section 6); the interval of dloss adds, in
  * quadrature, the standard error of the first-order part over blocks of steps. */
 int results_add_header(text *csv);
 int results_add_key(text *csv, const results_key *k); /* a data row's first columns, up to n_prompt */
-int results_add_row(text *csv, const results_key *k, const sweep_result *r, const sweep_options *o,
-                    const calibration *c, int32_t n_tokens);
+int results_add_row(text *csv, const results_key *k, const sweep_result *r, const results_terms *terms,
+                    const trace_model *m, int32_t n_tokens);

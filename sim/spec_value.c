@@ -37,6 +37,10 @@ static int count_canonical(const policy_param *p, const char *value, char *out) 
         snprintf(out, POLICY_TEXT_MAX, "%s", value);
         return 0;
     }
+    if (p->infinite && strcmp(value, "inf") == 0) {
+        snprintf(out, POLICY_TEXT_MAX, "%s", value);
+        return 0;
+    }
     if (text_parse_number(value, &x) != 0 || x != floor(x))
         return err_set(ERR_USAGE, "%s=%s is not a whole number (or an expression such as budget/2)", p->name, value);
     if (x < p->min || x > p->max) return out_of_range(p, value);

@@ -114,9 +114,6 @@ static void choose_streams(pass *w, const sim_config *configs, size_t n) {
     for (size_t i = 0; i < n; i++) {
         needs |= configs[i].needs;
         w->layer_unit |= configs[i].unit == UNIT_LAYER && (configs[i].needs & full_run);
-        bool ahead = (configs[i].needs & NEEDS_FUTURE) != 0, fisher = (configs[i].needs & NEEDS_FISHER) != 0;
-        w->mass.wanted |= ahead && !fisher;
-        w->fisher.wanted |= ahead && fisher;
     }
     w->evidence = needs & (NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER);
     bool gradients = w->o->loss || (needs & (NEEDS_LOSS | NEEDS_FISHER));
@@ -129,15 +126,6 @@ static void choose_streams(pass *w, const sim_config *configs, size_t n) {
 static void choose_tile(pass *w) {
     size_t row = (size_t)w->m->n_head * w->stride * sizeof(float), rows = TILE_BYTES / row;
     w->tile = rows > TILE_MOST ? TILE_MOST : rows < TILE_LEAST ? TILE_LEAST : (int)(rows / 8 * 8);
-}
-
-static void carve_future(mem_carver *m, const pass *w, future *f) {
-    size_t tokens = f->wanted ? (size_t)w->n_tokens : 0;
-    f->head = mem_carve(m, (size_t)w->m->n_kv_head * tokens, sizeof *f->head);
-    f->layer = mem_carve(m, tokens, sizeof *f->layer);
-    size_t tile = f->wanted ? (size_t)w->tile * w->stride : 0;
-    f->after_head = mem_carve(m, (size_t)w->m->n_kv_head * tile, sizeof *f->after_head);
-    f->after_layer = mem_carve(m, tile, sizeof *f->after_layer);
 }
 
 static void carve_evidence(mem_carver *m, pass *w) {
@@ -156,8 +144,7 @@ static size_t carve_pass(pass *w, void *block) {
     w->block = mem_carve(&m, tokens, 1);
     w->facts = mem_carve(&m, tokens, sizeof *w->facts);
     w->rows = mem_carve(&m, heads * (size_t)w->tile * w->stride, sizeof *w->rows);
-    carve_future(&m, w, &w->mass);
-    carve_future(&m, w, &w->fisher);
+    hindsight_carve(w, &m);
     carve_evidence(&m, w);
     size_t dim = (size_t)w->m->head_dim, sets = (size_t)w->n_sets;
     w->values = mem_carve(&m, sets ? (size_t)w->m->n_kv_head * w->stride * dim : 0, sizeof *w->values);
@@ -200,7 +187,7 @@ static int start_run(pass *w, run *r) {
     policy_shape shape = layer_data_shape(w->m, r->c->unit);
     for (int u = 0; u < r->n_units && !r->is_given; u++) TRY(replay_new(r->c, w->n_tokens, &shape, &r->replay[u]));
     sweep_result *out = r->out;
-    *out = (sweep_result){0};
+    *out = (sweep_result){.updates = r->is_given ? -1 : 0};
     if (w->o->keep_lifetimes) {
         out->evict_at = mem_new(lifetimes_cells(w), sizeof *out->evict_at, "lifetimes");
         if (!out->evict_at) return ERR_DATA;
@@ -321,7 +308,11 @@ static int replay_together(pass *w) {
     size_t n = 0;
     if (!runs) return ERR_DATA;
     for (size_t i = 0; i < w->n_runs; i++)
-        if (w->runs[i].is_given) runs[n++] = (together_run){.config = w->runs[i].c, .evict_at = w->runs[i].given};
+        if (w->runs[i].is_given) {
+            run *r = &w->runs[i];
+            r->out->updates = 0;
+            runs[n++] = (together_run){.config = r->c, .evict_at = r->given, .updates = &r->out->updates};
+        }
     int code = n ? together_replay(w->t, w->seq, w->o->form, w->facts, w->p, runs, n) : 0;
     mem_free(runs);
     return code;
@@ -341,6 +332,7 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
         const sim_config *c = &configs[from + i];
         w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = needs_given(c, given)};
         w->runs[i].n_units = units_of(w, c, w->runs[i].is_given);
+        w->runs[i].future = hindsight_of(w, c);
         code = start_run(w, &w->runs[i]);
         if (!code && given) code = given->read(given->context, from + i, w->runs[i].given);
     }
@@ -404,6 +396,7 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     bool together = false;
     for (size_t i = 0; i < n && !given; i++) needs |= configs[i].needs;
     int code = layer_data_new(m, needs, 1, &w.data);
+    if (!code) code = hindsight_new(&w, configs, n);
     size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_fixed * w.stride * sizeof(float);
     size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq, w.tile) : 0;
     cost->fixed = bytes + streams + gradients + trace_layer_bytes(t, seq, options->form);
@@ -421,6 +414,7 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     }
     sample_free(&w.steps);
     layer_data_free(&w.data);
+    hindsight_free(&w);
     mem_free(block);
     return code;
 }

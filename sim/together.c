@@ -151,6 +151,7 @@ static int replay_task(void *context, size_t index, int worker) {
 
 /* Lifetimes of units become those of kv heads. */
 static void hand_over(const together *w, const group *g) {
+    for (int u = 0; u < g->n_units; u++) *g->run->updates += g->kv_each * replay_updates(g->replay[u]);
     for (int kv = 0; kv < w->n_kv; kv++)
         memcpy(g->run->evict_at + (size_t)kv * (size_t)w->n_tokens, g->evict_at + (size_t)(kv / g->kv_each) * w->stride,
                (size_t)w->n_tokens * sizeof *g->evict_at);

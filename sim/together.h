@@ -15,6 +15,7 @@ int together_check(const trace *t, const sim_config *c);
 typedef struct together_run {
     const sim_config *config;
     int32_t *evict_at; /* [n_layer][n_kv_head][T] to be filled */
+    int64_t *updates;  /* what replay_updates says is added here, for each kv head of a unit */
 } together_run;
 
 /* facts [T]. Results do not depend on the number of threads or on the other runs. */

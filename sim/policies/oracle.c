@@ -1,15 +1,16 @@
 /* Hindsight: score an entry by what will still be asked of it (Belady's rule with a price in place of the next use).
  *
- * The score of entry i after step t is the sum over the counted rows s > t of the full run's mean row (mass), or of its
- * Fisher evidence (loss): what losing it would add to the KL divergence. The engine keeps these sums, one for all
- * configurations: totals of the columns, less the rows seen, so the T x T matrix never exists. Greedy future mass is
- * optimal for a single eviction and a strong heuristic otherwise. */
+ * The score of entry i after step t is the sum over the counted rows among t+1 .. t+horizon of the full run's mean row
+ * (mass), or of its Fisher evidence (loss): what losing it would add to the KL divergence. The engine keeps these sums,
+ * one for all configurations of a horizon (hindsight.c). Greedy future mass is optimal for a single eviction and a
+ * strong heuristic otherwise. With horizon 0 nothing is known, all scores are 0 and the oldest entry leaves. */
 #include "sim/policies/presets.h"
 
 enum { OF_MASS, OF_LOSS };
 
 static int init(policy_setup *s) {
     s->needs = NEEDS_FUTURE | (policy_get(s, "of")->word == OF_LOSS ? NEEDS_FISHER : 0);
+    s->horizon = policy_get(s, "horizon")->number;
     return 0;
 }
 
@@ -42,6 +43,12 @@ const policy policy_oracle = {
              .words = "mass|loss",
              .positional = true,
              .help = "what is summed over the future: attention mass, or the Fisher evidence of loss"},
+            {.name = "horizon",
+             .type = PARAM_COUNT,
+             .initial = "inf",
+             .max = 1e9,
+             .infinite = true,
+             .help = "how many rows ahead it looks; inf is to the end"},
             POLICY_GUARDS("0", "0", "head", ""),
         },
     .init = init,

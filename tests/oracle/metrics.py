@@ -110,6 +110,15 @@ def evictions_of(trace, evict_at, unit):
     return evictions / len(units), batches / len(units)
 
 
+def kv_bytes(trace, evict_at, n_prompt):
+    """Mean over the steps after the prompt of what all heads read: k and v of every visible entry, 2 bytes a number."""
+    T, total = evict_at.shape[-1], 0
+    for life in evict_at.reshape(-1, T):
+        for t in range(n_prompt, T):
+            total += (life[:t + 1] > t).sum() * 2 * trace.head_dim * 2
+    return total / (T - n_prompt)
+
+
 def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact=False):
     """Every number of a results row and its blocks that lifetimes determine; what the trace cannot give is absent."""
     s = trace.seqs[sequence]
@@ -126,6 +135,8 @@ def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact
         "footprint": (sizes.sum(axis=1) / (s.T * (s.T + 1) / 2)).mean(),
         "peak": sizes.max(axis=1).mean(),
         "evictions": evictions, "evict_batches": batches,
+        "resident": sizes[:, n_prompt:].mean(),
+        "kv_bytes": kv_bytes(trace, evict_at, n_prompt),
         "block_lost_mass": block_sums(m.mean(axis=(0, 1)) * counted, s.T, n_prompt),
         "block_steps": block_sums(counted.astype(int), s.T, n_prompt),
         "head_lost_mass": m[:, :, counted].mean(axis=2),

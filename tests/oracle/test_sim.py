@@ -27,7 +27,8 @@ KVLAG = os.path.abspath(os.environ.get("KVLAG", "kvlag"))
 pytestmark = pytest.mark.skipif(not os.path.exists(KVLAG), reason=f"no {KVLAG}")
 
 SEED = 7
-NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "retained", "footprint", "peak"]
+NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "retained", "footprint", "peak",
+           "resident", "kv_bytes"]
 BLOCKS = {"lost_mass": "block_lost_mass", "steps": "block_steps", "head_lost_mass": "head_lost_mass",
           "first": "block_first", "fisher": "block_fisher", "head_first": "head_first", "head_fisher": "head_fisher"}
 PRESETS = ["full", "window", "streaming", "random", "lru", "ema", "h2o", "tova", "rmm", "oracle(mass)"]
@@ -312,6 +313,8 @@ def test_lifetimes_come_back(traces, tmp_path):
     again = tmp_path / "again.csv"
     run("sim", path, "-o", again, "--from-lifetimes", tmp_path / "run" / "l.h5", "--seed", SEED)
     back = Results(again)
+    assert all(row.pop("score_updates") == "" for row in back.rows)  # nobody scored
+    assert all(float(row.pop("score_updates")) >= 0 for row in results.rows)
     assert back.rows == results.rows
     for name, block in results.blocks.items():
         assert np.array_equal(block, back.blocks[name]), name

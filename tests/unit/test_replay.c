@@ -115,7 +115,7 @@ static void every_never_exceeds_the_budget(void **state) {
     assert_int_equal(o.evict_at[3], 12);
     footprint f = {0};
     int32_t scratch[T_MAX];
-    footprint_add(&f, o.evict_at, 14, 0, NULL, 0, scratch);
+    footprint_add(&f, o.evict_at, 14, 0, 0, NULL, 0, scratch);
     assert_true(f.peak == 9); /* 8 residents and the arriving one see each other in its row */
     assert_true(f.evictions == 7 && f.batches == 2);
 }
@@ -189,7 +189,7 @@ static void a_window_expires_free_of_charge(void **state) {
     footprint f = {0};
     int32_t scratch[T_MAX];
     outcome full = replay_one("full", &(setting){.budget = "3", .n_tokens = 8, .window = 4}, NULL, 1, NULL);
-    footprint_add(&f, full.evict_at, 8, 4, NULL, 0, scratch);
+    footprint_add(&f, full.evict_at, 8, 0, 4, NULL, 0, scratch);
     assert_true(f.evictions == 0 && f.peak == 4 && f.visible == 1 + 2 + 3 + 4 * 5);
 }
 
