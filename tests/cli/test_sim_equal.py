@@ -211,10 +211,14 @@ KNOBS = {
     "window": ("", "2", "20"), "kernel": ("", "1", "9"), "pool": ("", "avg", "max"), "lambda": ("", "0.1", "0.8"),
     "similar": ("", "0.2", "0.9"), "protect": ("", "0", "0.6"), "young": ("", "0", "20"), "shift": ("", "0", "2"),
     "ahead": ("", "1", "5"), "aggregate": ("", "norm", "sum"),
+    "lag_size": ("", "8", "16"), "cross_scoring": ("lag_size=8", "no", "yes"),
+    "leverage_type": ("", "kv_product", "value"), "local_window_size": ("", "16", "0"), "n_future": ("", "512", "3"),
+    "use_covariance": ("", "yes", "no"), "use_vnorm": ("", "yes", "no"), "epsilon": ("", "0", "0.02"),
 }  # fmt: skip
 CONTEXT = {("mix", "tau"): "evidence=attn,memory=age", ("mix", "seed"): "evidence=random,memory=static",
-           ("mix", "evidence"): "memory=sum", ("mix", "memory"): ""}  # fmt: skip
-NEEDED = {"mix": "memory=last", "oracle": "mass"}
+           ("mix", "evidence"): "memory=sum", ("mix", "memory"): "",
+           ("lagkv", "lag_size"): "", ("lagkv", "cross_scoring"): "lag_size=8"}  # fmt: skip
+NEEDED = {"mix": "memory=last", "oracle": "mass", "lagkv": "lag_size=8"}
 # Windows that want more room than 40 entries, and what only a prompt brings out.
 ROOM = {"snapkv": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
         "h2o-openvino": ["--prompt", "120", "-b", "180"]}
@@ -222,7 +226,7 @@ ROOM = {"snapkv": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"],
 NO_MATTER = {(p, k) for p in ("window", "streaming") for k in ("hold", "unit")}
 # Windows of 16 or more rank first anyway; the young have had few rows to be charged in.
 NO_MATTER |= {(p, "hold") for p in ("snapkv", "snapkv-w32-k5-avg", "snapkv-w32-k7-max", "gkv", "scissorhands")}
-TAKES_NO_ROW = {"window", "streaming", "random", "oracle", "rkv"}
+TAKES_NO_ROW = {"window", "streaming", "random", "oracle", "rkv", "knorm", "keydiff", "lagkv", "cur", "expected"}
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p["name"])
