@@ -51,6 +51,7 @@ def test_who_touches_what(traces, tmp_path):
     path, trace = traces["dense16"]
     specs = ["h2o", "ema", "tova", "lru", "mix(evidence=attn,memory=mean,hold=2)", "rmm(lag=3)", "rmm(lag=0)",
              "mix(evidence=attn,memory=first:5,hold=6)", "streaming", "random", "oracle(mass)"]
+    specs += ["h2o(unit=model)", "h2o(share=model)", "ada(h2o)"]
     run("sim", path, "-o", tmp_path / "r.csv", *(x for s in specs for x in ("-p", s)), "-b", "9")
     for row in Results(tmp_path / "r.csv").rows:
         updates, policy = number(row, "score_updates"), row["policy"]
@@ -61,6 +62,15 @@ def test_who_touches_what(traces, tmp_path):
             assert updates == pytest.approx(sum(min(t, lag) + 1 for t in range(40)) / 40), row
         else:
             assert updates == number(row, "resident") > 8, row
+
+
+@pytest.mark.parametrize("unit", ["head", "model"])
+def test_a_cutoff_ends_the_updates(traces, tmp_path, unit):
+    """Behind the cut-off an entry's score is frozen. With hold=8 the last six entries are always there."""
+    path, _ = traces["dense16"]
+    run("sim", path, "-o", tmp_path / "r.csv", "-p", f"lag(5,h2o(hold=8,unit={unit}))", "-b", "9")
+    row, = Results(tmp_path / "r.csv").rows
+    assert number(row, "score_updates") == pytest.approx(sum(min(t, 5) + 1 for t in range(40)) / 40)
 
 
 def test_the_prompt_has_no_updates_either(traces, tmp_path):
