@@ -34,7 +34,7 @@ def turned(tmp_path_factory):
 
 @pytest.mark.parametrize("name, schedule, unit, budgets", [
     ("interleaved", "step", "head", "8,13"), ("interleaved", "every:3", "layer", "11"),
-    ("neox", "step", "layer", "9"), ("neox", "prompt", "head", "7,12"), ("neox", "prompt", "layer", "9"),
+    ("neox", "step", "layer", "9"), ("interleaved", "step", "model", "9"), ("neox", "prompt", "head", "7,12"), ("neox", "prompt", "layer", "9"),
     ("neox", "block:3", "head", "12")])
 def test_against_the_formulas(turned, tmp_path, name, schedule, unit, budgets):
     path, trace = turned[name]
