@@ -177,7 +177,9 @@ static int finish_task(void *context, size_t index, int worker) {
 }
 
 int price_tile(pass *w) {
-    if (w->runs->is_given) TRY(pool_run(w->p, w->n_runs, given_masks_task, w));
+    bool some_given = false;
+    for (size_t i = 0; i < w->n_runs; i++) some_given |= w->runs[i].is_given;
+    if (some_given) TRY(pool_run(w->p, w->n_runs, given_masks_task, w));
     TRY(pool_run(w->p, 1 + (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
     return pool_run(w->p, w->n_runs, add_task, w);
 }

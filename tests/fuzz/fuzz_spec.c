@@ -97,10 +97,12 @@ static void check_config(const sim_config *c, int32_t n_tokens) {
 static void check_step(const sim_config *c, const replay *r, const int32_t *evict_at, int32_t t, int32_t window) {
     int32_t n;
     const int32_t *entry = replay_residents(r, &n);
+    sim_limits l = sim_config_limits(c, 0, 1);
+    sim_guard now = t == c->n_prompt - 1 ? l.prompt : l.guard;
     for (int32_t i = 0; i <= t; i++) {
         bool expired = window && evict_at[i] == i + window;
-        check(evict_at[i] > i && (expired || evict_at[i] > t || i >= c->sinks));
-        if (evict_at[i] == t + 1 && !expired) check(t - i >= c->hold);
+        check(evict_at[i] > i);
+        if (evict_at[i] == t + 1 && !expired) check(t - i >= now.hold && i >= now.sinks);
     }
     for (int32_t j = 1; j < n; j++) check(entry[j - 1] < entry[j]);
     bool step = c->schedule == SCHEDULE_STEP || c->schedule == SCHEDULE_WATERMARK || c->schedule == SCHEDULE_BLOCK;

@@ -356,6 +356,10 @@ def audit(trace, sequence, config, evict_at, form="auto"):
 
 
 def _all_units(trace, sequence, config, form, given):
+    if config.wrapped:
+        assert given is not None, "wrapped policies are only audited"
+        from policies_wrappers import audit_wrapped
+        return audit_wrapped(trace, sequence, config, given, form)
     s = trace.seqs[sequence]
     signals = signals_of(s, config.n_prompt, config.seed, sequence)
     out = np.zeros((trace.n_layer, trace.n_kv_head, s.T), np.int64)

@@ -20,6 +20,10 @@ class Policy:
     unit: str = None
     lag: int = None
     cut: bool = False  # lag(L, P): evidence about entry i ends at row i+lag
+    share: str = "none"  # whose units compete: policies_wrappers.py knows this and the next three
+    floor: float = 0.2
+    taper: float = 1.0
+    prompt: str = "none"
     own: tuple = ()  # ((parameter, text), ...) that only this policy has, the positional one first
 
 
@@ -34,6 +38,11 @@ class Config:
     pending: str = "charged"
     n_prompt: int = 0
     seed: int = 0
+
+    @property
+    def wrapped(self):
+        p = self.policy
+        return p.share != "none" or p.taper != 1 or p.prompt != "none"
 
     @property
     def tied(self):
@@ -133,7 +142,11 @@ def parse(text, lag=None):
                 policy = replace(policy, evidence=value)
         elif key == "memory":
             policy = memory_of(policy, value)
-        elif key in ("tau", "unit"):
+        elif key == "cutoff":
+            policy = replace(policy, cut=True, lag=policy.lag if value == "lag" else int(value))
+        elif key in ("floor", "taper"):
+            policy = replace(policy, **{key: float(value)})
+        elif key in ("tau", "unit", "share", "prompt"):
             policy = replace(policy, **{key: value})
         elif value in ("mean", "max"):
             policy = replace(policy, heads=value)
