@@ -188,12 +188,13 @@ def run_presses(model, tokens, presses, seen):
 
     def collect(press):
         def hook(module, args, kwargs, output):
-            kept = [positions(a, b) for a, b in zip(cache_of(module, kwargs).keys[0], offered["keys"][0], strict=True)]
+            heads = zip(cache_of(module, kwargs).keys[0], offered["keys"][0], strict=True)
+            kept = np.stack([positions(some, all_keys) for some, all_keys in heads])
             if (masked := getattr(module, "masked_key_indices", None)) is not None:
-                for head, position in zip(*masked[1:], strict=True):
-                    kept[head][position] = False
+                _, head, position = masked
+                kept[head.numpy(), position.numpy()] = False
                 module.masked_key_indices = None
-            seen.kept.setdefault(id(press), []).append(np.stack(kept))
+            seen.kept.setdefault(id(press), []).append(kept)
 
         return hook
 
