@@ -324,6 +324,7 @@ def main():
     args = parser.parse_args()
     cases = [c for c in CASES if not args.only or c.name in args.only]
     model = model_from_gguf(args.model)
+    torch.set_num_threads(1)  # mostly small tensors, at which threads would wait for each other
     with tempfile.TemporaryDirectory() as folder:
         for n_prompt in PROMPTS:
             run(model, args, cases, n_prompt, folder)
