@@ -25,8 +25,9 @@ typedef struct job {
     /* the command line */
     opt_list traces, specs;
     const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *sample, *attention, *lifetimes,
-        *from_lifetimes, *calibration, *device, *shard;
+        *from_lifetimes, *calibration, *device, *shard, *rule;
     long long n_prompt, memory, threads, seed;
+    pool_ask pool_ask; /* entries 0: no pool */
     bool force, resume, quiet, verbose;
     char seed_text[24];
     char *command;
@@ -36,6 +37,8 @@ typedef struct job {
     const char **file; /* inputs */
     int n_files;
     question q;
+    requests requests;
+    pooled *pooled; /* [requests.n] */
     calibration scale;
     device decoder;
     plan p;
@@ -78,6 +81,16 @@ static int parse(job *j, int argc, char **argv) {
         {"sample", 0, OPT_TEXT, true, &j->sample, "steps:R", "price R steps only, drawn by strata: a quick look", 0, 0},
         {"seed", 0, OPT_INT, true, &j->seed, "N", "of policies that draw random numbers, and of --sample", 0,
          1LL << 53},
+        {"pool", 0, OPT_INT, true, &j->pool_ask.entries, "M",
+         "sequences are requests that share M entries a layer and kv head (docs/pool.md)", 1, 1 << 30},
+        {"requests", 0, OPT_FILE, true, &j->pool_ask.file, "FILE.csv",
+         "of the pool: seq, arrival, policy, budget (default: all sequences, policies in turn)", 0, 0},
+        {"arrivals", 0, OPT_INT, true, &j->pool_ask.between, "N", "a request every N steps (default 0: all at once)", 0,
+         1 << 30},
+        {"pool-rule", 0, OPT_CHOICE, true, &j->rule, "fair|lowest",
+         "who pays: who holds most (default), or the lowest score of all", 0, 0},
+        {"pool-watermark", 0, OPT_TEXT, true, &j->pool_ask.watermark, "F", "evict down to F of the pool (default 1)", 0,
+         0},
         {"shard", 0, OPT_TEXT, false, &j->shard, "k/n", "the k-th of n parts of the work (kvlag merge joins them)", 0,
          0},
         {"resume", 0, OPT_FLAG, false, &j->resume, NULL, "keep what is finished in FILE.csv.partial, and take it up", 0,
@@ -94,9 +107,31 @@ static int parse(job *j, int argc, char **argv) {
     return j->command ? 0 : ERR_DATA;
 }
 
+/* What goes with a pool, and with nothing else. */
+static int check_pool(const job *j) {
+    const pool_ask *a = &j->pool_ask;
+    if (!a->entries && (a->file || a->between || a->watermark || j->rule))
+        return err_set(ERR_USAGE, "--requests, --arrivals, --pool-rule and --pool-watermark go with --pool M");
+    if (!a->entries) return 0;
+    if (j->traces.n > 1) return err_set(ERR_USAGE, "--pool takes one trace, got %zu", j->traces.n);
+    if (j->shard || j->part_out)
+        return err_set(ERR_USAGE, "--pool cannot be split into shards: its requests depend on each other");
+    if (j->resume) return err_set(ERR_USAGE, "--pool: --resume does not apply, its requests are replayed in one piece");
+    if (j->from_lifetimes) return err_set(ERR_USAGE, "--pool: --from-lifetimes does not apply, it makes its own");
+    if (j->pending) return err_set(ERR_USAGE, "--pool: --pending does not apply, every entry takes its place");
+    if (a->file && (j->specs.n || j->budgets || a->between))
+        return err_set(ERR_USAGE, "--requests brings policies, budgets and arrivals: -p, -b and --arrivals do not "
+                                  "apply");
+    if (!a->file && !j->specs.n) return err_set(ERR_USAGE, "--pool: say which policies, by -p or --requests");
+    if (j->budgets && strchr(j->budgets, ','))
+        return err_set(ERR_USAGE, "--pool: -b caps each request and takes one budget, got '%s'", j->budgets);
+    return 0;
+}
+
 static int check_command(const job *j) {
     if (!j->traces.n) return err_set(ERR_USAGE, "sim: no TRACE given (kvlag help sim)");
     if (!j->out) return err_set(ERR_USAGE, "sim: -o FILE.csv is missing");
+    TRY(check_pool(j));
     if (j->lifetimes && j->traces.n > 1) return err_set(ERR_USAGE, "--lifetimes takes one trace, got %zu", j->traces.n);
     if (j->lifetimes && (j->shard || j->part_out))
         return err_set(ERR_USAGE,
@@ -185,11 +220,12 @@ static void say_what_is_left_out(const job *j) {
 /* ---- inputs ----------------------------------------------------------------------------------------------------- */
 
 static int list_inputs(job *j) {
-    j->file = mem_new(j->traces.n + 2, sizeof *j->file, "inputs");
+    j->file = mem_new(j->traces.n + 3, sizeof *j->file, "inputs");
     if (!j->file) return ERR_DATA;
     for (size_t i = 0; i < j->traces.n; i++) j->file[j->n_files++] = j->traces.item[i];
     if (j->from_lifetimes) j->file[j->n_files++] = j->from_lifetimes;
     if (j->calibration) j->file[j->n_files++] = j->calibration;
+    if (j->pool_ask.file) j->file[j->n_files++] = j->pool_ask.file;
     return 0;
 }
 
@@ -269,16 +305,29 @@ static int note_work(job *j) {
     return code;
 }
 
+static int make_requests(job *j) {
+    j->pool_ask.rule = j->rule && strcmp(j->rule, "lowest") == 0 ? POOL_LOWEST : POOL_FAIR;
+    j->pool_ask.spec = j->specs.item;
+    j->pool_ask.n_specs = j->specs.n;
+    TRY(requests_make(&j->pool_ask, &j->q.flags, j->q.trace[0], &j->requests));
+    j->q.requests = &j->requests;
+    return 0;
+}
+
 static int prepare(job *j) {
     question *q = &j->q;
     say_level(j->quiet ? SAY_QUIET : j->verbose ? SAY_MORE : SAY_NORMAL);
     TRY(check_command(j));
     if (j->shard) TRY(shard_parse(j->shard, &j->part));
     if (j->device) TRY(device_parse(j->device, &j->decoder));
-    q->flags =
-        (sim_flags){j->budgets,          j->lags, j->schedule, j->unit, j->pending, *j->seed_text ? j->seed_text : NULL,
-                    (int32_t)j->n_prompt};
-    if (!j->from_lifetimes) TRY(sim_asks_build(j->specs.item, j->specs.n, &q->flags, &q->asks));
+    q->flags = (sim_flags){.budgets = j->budgets,
+                           .lags = j->lags,
+                           .schedule = j->schedule,
+                           .unit = j->unit,
+                           .pending = j->pending,
+                           .seed = *j->seed_text ? j->seed_text : NULL,
+                           .n_prompt = (int32_t)j->n_prompt};
+    if (!j->from_lifetimes && !j->pool_ask.entries) TRY(sim_asks_build(j->specs.item, j->specs.n, &q->flags, &q->asks));
     TRY(pool_new((int)j->threads, &j->pool));
     TRY(list_inputs(j));
     TRY(open_traces(j));
@@ -290,6 +339,7 @@ static int prepare(job *j) {
     TRY(check_samples(q));
     TRY(read_calibration(j));
     if (j->from_lifetimes) TRY(results_open_given(j->from_lifetimes, q->trace[0], &q->given));
+    if (j->pool_ask.entries) TRY(make_requests(j));
     TRY(question_check(q));
     say_what_is_left_out(j);
     TRY(plan_make(q, j->part, &j->p));
@@ -372,6 +422,17 @@ static int read_given(void *context, size_t index, int32_t *out) {
                           trace_get_sequence(q->trace[0], r->key.seq)->n_tokens, out);
 }
 
+/* Requests of a pool are units, in order. */
+static int read_pooled(void *context, size_t index, int32_t *out) {
+    const sweep_call *c = context;
+    const job *j = c->j;
+    const trace_model *m = trace_get_model(j->q.trace[0]);
+    size_t i = c->first + index;
+    size_t cells = (size_t)m->n_layer * (size_t)m->n_kv_head * (size_t)j->requests.item[i].n_tokens;
+    memcpy(out, j->pooled[i].evict_at, cells * sizeof *out);
+    return 0;
+}
+
 /* Take up what the journal holds of a sequence. */
 static int restore_run(job *j, const plan_run *run) {
     journal_shape shape = shape_of(j, run);
@@ -394,13 +455,15 @@ static int restore(job *j) {
 
 static int sweep_some(job *j, const plan_run *run, size_t n, sweep_cost *total) {
     sweep_call call = {.j = j, .first = j->n_done, .shape = shape_of(j, run)};
-    sweep_given given = {.read = read_given, .context = &call};
+    sweep_given given = {.read = j->pooled ? read_pooled : read_given, .context = &call};
     sweep_options options = j->q.options;
     sweep_cost cost;
     options.done = done;
     options.context = &call;
-    TRY(sweep_sequence(j->q.trace[run->trace], run->seq, j->p.config + j->n_done, n, j->q.given ? &given : NULL,
-                       &options, j->pool, j->result + j->n_done, &cost));
+    if (j->pooled) options.memory -= kv_pool_result_bytes(&j->requests, j->q.trace[0]);
+    TRY(sweep_sequence(j->q.trace[run->trace], run->seq, j->p.config + j->n_done, n,
+                       j->q.given || j->pooled ? &given : NULL, &options, j->pool, j->result + j->n_done, &cost));
+    for (size_t i = j->n_done; j->pooled && i < j->n_done + n; i++) j->result[i].updates = j->pooled[i].updates;
     j->n_done += n;
     cost.passes += total->passes;
     if (cost.planned > total->planned) *total = cost;
@@ -421,11 +484,25 @@ static int sweep_run(job *j, const plan_run *run, size_t *at_once) {
     return 0;
 }
 
+/* All requests of the pool, before the first is priced. */
+static int replay_pool(job *j) {
+    size_t need = kv_pool_bytes(&j->requests, j->q.trace[0], j->q.options.form);
+    if (need > j->q.options.memory)
+        return err_set(ERR_USAGE, "--memory: %zu MiB are not enough for the requests of the pool (%zu MiB needed)",
+                       j->q.options.memory >> 20, (need + (1 << 20) - 1) >> 20);
+    j->pooled = mem_new(j->requests.n, sizeof *j->pooled, "requests");
+    if (!j->pooled) return ERR_DATA;
+    j->q.pooled = j->pooled;
+    j->cost = (sweep_cost){.fixed = need, .planned = need, .passes = 1};
+    return kv_pool_replay(&j->requests, j->q.trace[0], j->q.options.form, j->pool, j->pooled);
+}
+
 static int sweep_all(job *j) {
     size_t at_once = JOURNAL_PASS;
     j->result = mem_new(j->p.n_own, sizeof *j->result, "results");
     if (!j->result) return ERR_DATA;
     if (j->journal) TRY(restore(j));
+    if (j->q.requests) TRY(replay_pool(j));
     for (size_t i = 0; i < j->p.n_runs; i++) TRY(sweep_run(j, &j->p.run[i], &at_once));
     return 0;
 }
@@ -460,7 +537,12 @@ static int work(job *j) {
                 .device = &j->decoder,
                 .head = j->head,
                 .note = j->shard || j->part_out ? &j->note : NULL};
-    TRY(output_write(&o, &j->csv, &j->lifetimes_out));
+    text table = {0};
+    if (j->q.requests && !j->quiet) TRY(output_requests(&o, &table));
+    int code = output_write(&o, &j->csv, &j->lifetimes_out);
+    if (!code && table.data) fputs(table.data, stdout);
+    text_free(&table);
+    TRY(code);
     if (!j->part_out) {
         journal_remove(j->journal);
         j->journal = NULL;
@@ -478,6 +560,9 @@ static void release(job *j) {
     for (size_t i = 0; i < j->q.n_traces; i++) trace_close(j->q.trace[i]);
     if (j->q.given) lifetimes_close(j->q.given);
     sim_asks_free(&j->q.asks);
+    for (size_t i = 0; j->pooled && i < j->requests.n; i++) pooled_free(&j->pooled[i]);
+    mem_free(j->pooled);
+    requests_free(&j->requests);
     pool_free(j->pool);
     text_free(&j->head);
     shard_note_free(&j->note);

@@ -526,7 +526,7 @@ static int resolve_guards(const sim_ask *ask, int32_t n_tokens, sim_config *c) {
     return check_limits(c, &l);
 }
 
-static int resolve_all(const sim_ask *ask, int32_t n_tokens, sim_config *c) {
+static int resolve_all(const sim_ask *ask, bool is_shared, int32_t n_tokens, sim_config *c) {
     TRY(set_up(ask, c->budget, &c->lag, &c->setup));
     c->needs = c->setup.needs;
     if (!ask->policy->params[0].name) {
@@ -537,7 +537,7 @@ static int resolve_all(const sim_ask *ask, int32_t n_tokens, sim_config *c) {
     const policy_value *prompt = policy_get(&c->setup, "prompt");
     if (prompt->word) TRY(resolve_prompt(prompt->text, c));
     TRY(resolve_guards(ask, n_tokens, c));
-    if (c->budget >= n_tokens) { /* nothing will ever leave, under any schedule */
+    if (c->budget >= n_tokens && !is_shared) { /* nothing will ever leave, under any schedule */
         c->is_full = true;
         c->needs = c->setup.needs = 0;
     }
@@ -553,7 +553,7 @@ int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tok
     text spec_text = {0};
     TRY(sim_ask_spec(ask, &spec_text));
     out->spec = spec_text.data;
-    TRY(resolve_all(ask, n_tokens, out));
+    TRY(resolve_all(ask, flags->is_shared, n_tokens, out));
     TRY(write_resolved(out));
     out->is_resolved = true;
     return 0;

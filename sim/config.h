@@ -42,6 +42,7 @@ typedef struct sim_flags {
     const char *pending; /* "charged", "free", "both" */
     const char *seed;
     int32_t n_prompt; /* -1 = the trace's */
+    bool is_shared;   /* entries may leave for others' sake (pool.h), even from a sequence within its budget */
 } sim_flags;
 
 /* Parse n specs and combine them with the flags; n = 0 gives the default set. Equal asks are kept once.

@@ -54,6 +54,10 @@ int output_head(const question *q, const char *command, const calibration *scale
         TRY(plan_end_comment(out, from));
     }
     TRY(add_calibration(q, scale, calibration_path, out));
+    const requests *r = q->requests;
+    if (r)
+        TRY(text_add(out, "# pool: %d entries, evicted down to %d, rule %s, %zu requests\n", r->entries, r->low,
+                     pool_rule_name(r->rule), r->n));
     return text_add(out, "# positions: original positions, open loop\n");
 }
 
@@ -69,6 +73,11 @@ static const sweep_result *result_of(const output *o, const plan_row *r) {
     return shard_owns(o->p->part, r->unit) ? &o->result[r->unit / o->p->part.n] : NULL;
 }
 
+static results_stay stay_of(const question *q, size_t unit) {
+    const request *r = &q->requests->item[unit];
+    return (results_stay){.arrival = r->arrival, .waited = r->start - r->arrival, .held = q->pooled[unit].held};
+}
+
 static int compose(const output *o, text *csv) {
     int64_t floored = 0;
     TRY(text_add(csv, "# kvlag results v1\n"));
@@ -80,15 +89,17 @@ static int compose(const output *o, text *csv) {
     }
     TRY(output_floored(csv, (long long)floored, o->note != NULL));
     TRY(text_add_bytes(csv, o->p->skipped.data, o->p->skipped.n));
-    TRY(results_add_header(csv));
+    TRY(results_add_header(csv, o->q->requests != NULL));
     results_terms terms = {&o->q->options, o->scale, o->device};
     for (size_t i = 0; i < o->p->n_rows; i++) {
         const plan_row *row = &o->p->row[i];
         const sweep_result *r = result_of(o, row);
         if (!r) continue;
         const trace *t = o->q->trace[row->trace];
+        results_stay stay;
+        if (o->q->requests) stay = stay_of(o->q, row->unit);
         TRY(results_add_row(csv, &row->key, r, &terms, trace_get_model(t),
-                            trace_get_sequence(t, row->key.seq)->n_tokens));
+                            trace_get_sequence(t, row->key.seq)->n_tokens, o->q->requests ? &stay : NULL));
     }
     return 0;
 }
@@ -174,6 +185,46 @@ static int finish_lifetimes(lifetimes_writer **out) {
     lifetimes_writer *w = *out;
     *out = NULL;
     return w ? lifetimes_writer_finish(w) : 0;
+}
+
+/* ---- requests of a pool ----------------------------------------------------------------------------------------- */
+
+double jain_index(const double *x, size_t n) {
+    double sum = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        sum += x[i];
+        squares += x[i] * x[i];
+    }
+    return squares > 0 ? sum * sum / ((double)n * squares) : 1;
+}
+
+static int add_fairness(const output *o, const char *name, double spread, text *out) {
+    const requests *q = o->q->requests;
+    double *held = mem_new(q->n, sizeof *held, "requests");
+    if (!held) return ERR_DATA;
+    for (size_t i = 0; i < q->n; i++) held[i] = o->q->pooled[i].held;
+    double jain = jain_index(held, q->n);
+    mem_free(held);
+    return text_add(out, "Jain's index of entries held %.4f, spread of %s %.6g\n", jain, name, spread);
+}
+
+int output_requests(const output *o, text *out) {
+    const requests *q = o->q->requests;
+    results_terms terms = {&o->q->options, o->scale, o->device};
+    const char *name = "";
+    double least = INFINITY, most = -INFINITY;
+    TRY(text_add(out, "pool of %d entries, rule %s\n", q->entries, pool_rule_name(q->rule)));
+    for (size_t i = 0; i < q->n; i++) {
+        const results_key *k = &o->p->row[i].key;
+        results_stay stay = stay_of(o->q, i);
+        double loss = results_loss(k, &o->result[i], &terms, &name);
+        least = fmin(least, loss);
+        most = fmax(most, loss);
+        if (!i) TRY(text_add(out, "%5s %8s %7s %9s %12s  %s\n", "seq", "arrival", "waited", "held", name, "spec"));
+        TRY(text_add(out, "%5zu %8lld %7lld %9.2f %12.6g  %s%s%s\n", k->seq, (long long)stay.arrival,
+                     (long long)stay.waited, stay.held, loss, k->spec, *k->lag ? " lag " : "", k->lag));
+    }
+    return add_fairness(o, name, most - least, out);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------ */

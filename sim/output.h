@@ -32,5 +32,11 @@ int output_lifetimes(const question *q, const plan *p, size_t own, const sweep_r
  * Finishes *w (NULL: none) and sets it to NULL. */
 int output_write(const output *o, outfile *csv, lifetimes_writer **w);
 
+/* The short table of a pool's requests: loss of each, and how fairly they fared. */
+int output_requests(const output *o, text *out);
+
+/* Jain's index of n shares, (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything. */
+double jain_index(const double *x, size_t n);
+
 /* "# floored: ..." for the rows of a whole call (nothing where n = 0) or of a shard (always). */
 int output_floored(text *csv, long long n, bool is_shard);

@@ -51,7 +51,14 @@ static bool is_given(const question *q, size_t seq) {
     return false;
 }
 
+/* The requests themselves were checked as they were made. */
+static int check_requests(const question *q) {
+    for (size_t i = 0; i < q->requests->n; i++) TRY(check_sequence(q, q->trace[0], q->requests->item[i].seq));
+    return 0;
+}
+
 int question_check(const question *q) {
+    if (q->requests) return check_requests(q);
     for (size_t i = 0; i < q->n_traces; i++)
         for (size_t seq = 0; seq < trace_n_sequences(q->trace[i]); seq++) {
             if (!q->given || is_given(q, seq)) TRY(check_sequence(q, q->trace[i], seq));
@@ -182,6 +189,27 @@ static int plan_given(const question *q, plan *p, found *f, size_t seq) {
     return 0;
 }
 
+/* The number of a request's configuration in a lifetimes file: equal ones share it. */
+static size_t number_request(const question *q, const plan *p, size_t i) {
+    const sim_config *c = &q->requests->item[i].config;
+    size_t next = 0;
+    for (size_t k = 0; k < i; k++) {
+        const sim_config *b = &q->requests->item[k].config;
+        if (strcmp(b->spec, c->spec) == 0 && strcmp(b->resolved, c->resolved) == 0) return p->row[k].config;
+        if (p->row[k].config >= next) next = p->row[k].config + 1;
+    }
+    return next;
+}
+
+/* A request of a pool: one unit and one row, whose lifetimes will be handed in. */
+static int plan_request(const question *q, plan *p, found *f, size_t i) {
+    const request *r = &q->requests->item[i];
+    plan_row *row;
+    TRY(add_row(p, 0, number_request(q, p, i), p->n_units, &row));
+    TRY(results_key_of(trace_label(q->trace[0]), r->seq, &r->config, &row->key));
+    return add_config(f, &(sim_config){.n_prompt = r->config.n_prompt});
+}
+
 /* Keep this shard's configurations of a sequence; the others are released. */
 static int keep_own(plan *p, found *f, size_t trace_index, size_t seq) {
     plan_run run = {.trace = trace_index, .seq = seq, .first = p->n_own};
@@ -209,8 +237,20 @@ static int plan_sequence(const question *q, plan *p, size_t trace_index, size_t 
     return code;
 }
 
+static int plan_requests(const question *q, plan *p) {
+    int code = 0;
+    for (size_t i = 0; i < q->requests->n && !code; i++) {
+        found f = {0};
+        code = plan_request(q, p, &f, i);
+        if (!code) code = keep_own(p, &f, 0, q->requests->item[i].seq);
+        mem_free(f.config);
+    }
+    return code;
+}
+
 int plan_make(const question *q, shard part, plan *out) {
     *out = (plan){.part = part};
+    if (q->requests) return plan_requests(q, out);
     size_t *number = NULL;
     int code = q->options.keep_lifetimes && !q->given ? number_configs(q, &number) : 0;
     for (size_t i = 0; i < q->n_traces && !code; i++)

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "sim/config.h"
+#include "sim/pool.h"
 #include "sim/results.h"
 #include "sim/shard.h"
 #include "sim/sweep.h"
@@ -16,6 +17,8 @@ typedef struct question {
     sim_flags flags;
     sim_asks asks;
     lifetimes *given; /* of the first trace, to be priced instead of the asks; or NULL */
+    const requests *requests; /* of the first trace, replayed in a pool instead of the asks; or NULL */
+    const pooled *pooled;     /* [requests->n] their lifetimes, once they are there */
     sweep_options options;
 } question;
 

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 
 #include <assert.h>
+#include <math.h>
 #include <string.h>
 
 /* A policy at work on a unit: what it was set up with, and what it remembers. */
@@ -35,6 +36,7 @@ struct replay {
     float *row, *scratch;
     const double *scores; /* [n] of this step, once they were asked for; NULL before */
     double *score;        /* [capacity] where they may lie */
+    double unit_mean;     /* what they are taken over where units of several requests compete, else 1 */
     int32_t *victim;      /* [capacity] indices into entry */
     int32_t from, to;     /* residents that may leave in this step */
     int32_t n_chosen, n_taken;
@@ -118,6 +120,7 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     if (!r->c->is_full) r->limits = sim_config_limits(r->c, unit->layer, r->n_layer);
     r->n_minds = r->c->is_full ? 0 : r->c->prompt ? 2 : 1;
     r->updates = 0;
+    r->unit_mean = 1;
     r->view = (policy_view){
         .entry = r->entry,
         .data = unit->data,
@@ -206,6 +209,7 @@ static void leave(replay *r, const int32_t *victim, int32_t k, int32_t left_at) 
         for (int f = 0; f < r->mind[m].n_fields; f++)
             close_gaps(r->mind[m].field[f], sizeof **r->mind[m].field, victim, k, r->n);
     if (r->c->cutoff >= 0) close_gaps(r->frozen, sizeof *r->frozen, victim, k, r->n);
+    if (r->scores == r->score) close_gaps(r->score, sizeof *r->score, victim, k, r->n);
     r->n -= k;
 }
 
@@ -359,10 +363,14 @@ static void evict_alone(replay *r, int64_t k) {
 /* The unit whose next candidate leaves first; NULL where none has one left. */
 static replay *next_to_lose(replay *const *units, int n) {
     replay *best = NULL;
+    double lowest = 0;
     for (int u = 0; u < n; u++) {
         replay *r = units[u];
         if (r->n_taken == r->n_chosen) continue;
-        if (!best || r->scores[r->victim[r->n_taken]] < best->scores[best->victim[best->n_taken]]) best = r;
+        double score = r->scores[r->victim[r->n_taken]] / r->unit_mean;
+        if (best && !(score < lowest)) continue;
+        best = r;
+        lowest = score;
     }
     return best;
 }
@@ -417,6 +425,7 @@ static void evict_blocks(replay *const *units, int n, int64_t k) {
         replay *r = units[u];
         const double *score = scores_of(r);
         if (score != r->score) memcpy(r->score, score, (size_t)r->n * sizeof *score);
+        r->scores = r->score;
     }
     while (k > 0) {
         block b = {NULL};
@@ -426,7 +435,6 @@ static void evict_blocks(replay *const *units, int n, int64_t k) {
         int32_t size = b.j1 - b.j0;
         for (int32_t m = 0; m < size; m++) b.r->victim[m] = b.j0 + m;
         leave(b.r, b.r->victim, size, b.r->view.t + 1);
-        memmove(b.r->score + b.j0, b.r->score + b.j1, (size_t)(b.r->n - b.j0) * sizeof *b.r->score);
         k -= size;
     }
 }
@@ -457,11 +465,13 @@ static void take_in(replay *r, const mind *m) {
 
 void replay_attend(replay *r, int32_t t, const float *const *heads, const replay_facts *facts) {
     const sim_config *c = r->c;
+    r->view.t = t;
+    r->scores = NULL;
     if (c->is_full) {
         if (r->unit.window && t >= r->unit.window) r->evict_at[t - r->unit.window] = t;
         return;
     }
-    r->view.t = t;
+    if (t >= c->n_prompt) r->n_minds = 1; /* the prompt's policy has had its turn */
     expire(r, t);
     append(r, t);
     policy_view *v = &r->view;
@@ -471,7 +481,6 @@ void replay_attend(replay *r, int32_t t, const float *const *heads, const replay
     v->confidence = facts->confidence;
     v->entropy = facts->entropy;
     v->counted = facts->counted;
-    r->scores = NULL;
     take_in(r, &r->mind[0]);
     if (c->cutoff >= 0) freeze(r);
     if (r->n_minds == 2) {
@@ -484,14 +493,10 @@ void replay_evict_together(replay *const *units, int n) {
     const sim_config *c = units[0]->c;
     if (c->is_full) return;
     int64_t k = excess(units, n);
-    if (k > 0) {
-        if (c->schedule == SCHEDULE_BLOCK) evict_blocks(units, n, k);
-        else if (n == 1) evict_alone(units[0], k);
-        else evict_shared(units, n, k);
-    }
-    /* The prompt's policy has had its turn. */
-    for (int u = 0; u < n; u++)
-        if (units[u]->view.t >= c->n_prompt - 1) units[u]->n_minds = 1;
+    if (k <= 0) return;
+    if (c->schedule == SCHEDULE_BLOCK) evict_blocks(units, n, k);
+    else if (n == 1) evict_alone(units[0], k);
+    else evict_shared(units, n, k);
 }
 
 void replay_evict(replay *r) {
@@ -501,6 +506,45 @@ void replay_evict(replay *r) {
 void replay_step(replay *r, int32_t t, const float *const *heads, const replay_facts *facts) {
     replay_attend(r, t, heads, facts);
     replay_evict(r);
+}
+
+/* ---- a memory shared with others -------------------------------------------------------------------------------- */
+
+const sim_config *replay_config(const replay *r) {
+    return r->c;
+}
+
+int32_t replay_held(const replay *r) {
+    if (!r->c->is_full) return r->n;
+    int32_t seen = r->view.t + 1;
+    return r->unit.window && r->unit.window < seen ? r->unit.window : seen;
+}
+
+int32_t replay_spare(replay *r) {
+    if (r->c->is_full) return 0;
+    int32_t most = candidates(r);
+    return most < 0 ? 0 : most;
+}
+
+int32_t replay_give(replay *r, int32_t k) {
+    if (r->c->is_full || k <= 0) return 0;
+    int32_t before = r->n;
+    if (r->c->schedule == SCHEDULE_BLOCK) evict_blocks(&r, 1, k);
+    else evict_alone(r, k);
+    return before - r->n;
+}
+
+static double mean_magnitude(const double *score, int32_t n) {
+    double sum = 0;
+    for (int32_t j = 0; j < n; j++) sum += fabs(score[j]);
+    return sum > 0 && isfinite(sum) ? sum / n : 1;
+}
+
+void replay_give_lowest(replay *const *units, int n, int64_t k) {
+    for (int u = 0; u < n; u++)
+        if (replay_spare(units[u])) units[u]->unit_mean = mean_magnitude(scores_of(units[u]), units[u]->n);
+    evict_shared(units, n, k);
+    for (int u = 0; u < n; u++) units[u]->unit_mean = 1;
 }
 
 void replay_gone(const replay *r, uint16_t *gone) {

@@ -60,3 +60,16 @@ int64_t replay_updates(const replay *r);
 
 /* Residents after the last step, ascending. */
 const int32_t *replay_residents(const replay *r, int32_t *n);
+
+/* ---- a memory shared with others (pool.h), after replay_evict of the step at hand ------------------------------- */
+
+const sim_config *replay_config(const replay *r);
+/* Entries held, and how many of them may leave: no sinks, none that are held. Under schedule block the latter is an
+ * upper bound. */
+int32_t replay_held(const replay *r);
+int32_t replay_spare(replay *r);
+/* The k lowest leave, whole blocks under schedule block; scores are those of the step. Returns how many did. */
+int32_t replay_give(replay *r, int32_t k);
+/* The k lowest of several units leave, each score taken over the mean magnitude of its unit's scores at that moment
+ * (over 1 where that is 0); ties go to the first unit, then to the lowest index. Not for schedule block. */
+void replay_give_lowest(replay *const *units, int n, int64_t k);

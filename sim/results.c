@@ -81,12 +81,13 @@ char *results_blocks_path(const char *csv_path) {
 
 /* ---- rows ------------------------------------------------------------------------------------------------------- */
 
-int results_add_header(text *csv) {
-    return text_add(csv,
-                    "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,n_prompt,"
-                    "n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,"
-                    "retained,footprint,peak,evictions,evict_batches,resident,kv_bytes,"
-                    "score_updates,decode_us\n");
+int results_add_header(text *csv, bool has_stay) {
+    TRY(text_add(csv,
+                 "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,n_prompt,"
+                 "n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,"
+                 "retained,footprint,peak,evictions,evict_batches,resident,kv_bytes,"
+                 "score_updates,decode_us"));
+    return text_add(csv, has_stay ? ",arrival,waited,held\n" : "\n");
 }
 
 static int add_text(text *csv, const char *field) {
@@ -134,6 +135,16 @@ static int add_loss(text *csv, const results_key *k, const sweep_result *r, cons
     return 0;
 }
 
+double results_loss(const results_key *k, const sweep_result *r, const results_terms *terms, const char **name) {
+    double kl = 0, lo, hi;
+    const sweep_options *o = terms->options;
+    *name = o->out_err ? "out_err" : "lost_mass";
+    if (!o->loss) return o->out_err ? r->out_err : r->lost_mass;
+    *name = r->n_fisher > 0 ? "dloss_est" : "dloss_first";
+    if (r->n_fisher > 0) calibration_apply(terms->scale, spec_family(k->spec), r->fisher, &kl, &lo, &hi);
+    return r->dloss_first + kl;
+}
+
 int results_add_key(text *csv, const results_key *k) {
     const char *field[] = {k->policy, k->spec,  k->resolved, k->budget_asked, k->budget, k->lag,
                            k->hold,   k->sinks, k->unit,     k->schedule,     k->pending};
@@ -151,11 +162,11 @@ static int add_costs(text *csv, const results_key *k, const sweep_result *r, con
     TRY(add_number(csv, resident, true));
     TRY(add_number(csv, kv_bytes, true));
     TRY(add_number(csv, (double)r->updates / steps, r->updates >= 0));
-    return d->hbm > 0 ? text_add(csv, "%.9g\n", device_decode_us(d, kv_bytes)) : text_add(csv, "\n");
+    return d->hbm > 0 ? text_add(csv, "%.9g", device_decode_us(d, kv_bytes)) : 0;
 }
 
 int results_add_row(text *csv, const results_key *k, const sweep_result *r, const results_terms *terms,
-                    const trace_model *m, int32_t n_tokens) {
+                    const trace_model *m, int32_t n_tokens, const results_stay *stay) {
     const footprint *u = &r->use;
     const sweep_options *o = terms->options;
     double all = (double)n_tokens * ((double)n_tokens + 1) / 2 * u->units;
@@ -167,5 +178,7 @@ int results_add_row(text *csv, const results_key *k, const sweep_result *r, cons
     TRY(add_number(csv, u->probes > 0 ? u->retained / u->probes : 0, u->probes > 0));
     TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g,", u->visible / all, u->peak / u->units, u->evictions / u->units,
                  u->batches / u->units));
-    return add_costs(csv, k, r, terms->device, m, n_tokens);
+    TRY(add_costs(csv, k, r, terms->device, m, n_tokens));
+    if (stay) TRY(text_add(csv, ",%lld,%lld,%.9g", (long long)stay->arrival, (long long)stay->waited, stay->held));
+    return text_add(csv, "\n");
 }

@@ -35,10 +35,20 @@ typedef struct results_terms {
     const device *device; /* hbm 0: none was given */
 } results_terms;
 
-/* The header row, and one data row. Columns whose metric was not computed are empty. kl_est, dloss_est and their 90 %
- * intervals come from the calibration of the row's family (DESIGN section 6); the interval of dloss adds, in
- * quadrature, the standard error of the first-order part over blocks of steps. */
-int results_add_header(text *csv);
+/* A request's time in a pool (pool.h). */
+typedef struct results_stay {
+    int64_t arrival, waited; /* global steps */
+    double held;             /* entries after a step, mean over its global steps and units */
+} results_stay;
+
+/* dloss_est where it is known, else what comes nearest: dloss_first, out_err, lost_mass. *name: which. */
+double results_loss(const results_key *k, const sweep_result *r, const results_terms *terms, const char **name);
+
+/* The header row, and one data row, both with the columns of `stay` where there is a pool. Columns whose metric was not
+ * computed are empty. kl_est, dloss_est and their 90 % intervals come from the calibration of the row's family (DESIGN
+ * section 6); the interval of dloss adds, in quadrature, the standard error of the first-order part over blocks of
+ * steps. */
+int results_add_header(text *csv, bool has_stay);
 int results_add_key(text *csv, const results_key *k); /* a data row's first columns, up to n_prompt */
 int results_add_row(text *csv, const results_key *k, const sweep_result *r, const results_terms *terms,
-                    const trace_model *m, int32_t n_tokens);
+                    const trace_model *m, int32_t n_tokens, const results_stay *stay); /* NULL: no pool */

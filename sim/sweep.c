@@ -162,17 +162,20 @@ static size_t carve_pass(pass *w, void *block) {
 
 /* ---- setting up ------------------------------------------------------------------------------------------------- */
 
-static void fill_facts(pass *w) {
-    const trace_sequence *s = w->s;
-    int64_t steps = (int64_t)w->n_tokens - 1 - w->n_prompt;
-    for (int32_t t = 0; t < w->n_tokens; t++) {
-        bool last = t == w->n_tokens - 1; /* nothing follows to be predicted: it counts as wrong */
-        w->counted[t] = !last && t >= w->n_prompt && (!s->counted || s->counted[t]);
-        w->facts[t].correct = !last && s->correct && s->correct[t];
-        w->facts[t].confidence = !last && s->target_logprob ? exp((double)s->target_logprob[t]) : 0;
-        w->facts[t].entropy = !last && s->entropy ? (double)s->entropy[t] : 0;
-        w->facts[t].counted = w->counted[t];
+void sweep_facts(const trace_sequence *s, int32_t n_prompt, replay_facts *facts) {
+    for (int32_t t = 0; t < s->n_tokens; t++) {
+        bool last = t == s->n_tokens - 1; /* nothing follows to be predicted: it counts as wrong */
+        facts[t].correct = !last && s->correct && s->correct[t];
+        facts[t].confidence = !last && s->target_logprob ? exp((double)s->target_logprob[t]) : 0;
+        facts[t].entropy = !last && s->entropy ? (double)s->entropy[t] : 0;
+        facts[t].counted = !last && t >= n_prompt && (!s->counted || s->counted[t]);
     }
+}
+
+static void fill_facts(pass *w) {
+    int64_t steps = (int64_t)w->n_tokens - 1 - w->n_prompt;
+    sweep_facts(w->s, w->n_prompt, w->facts);
+    for (int32_t t = 0; t < w->n_tokens; t++) w->counted[t] = w->facts[t].counted;
     for (int b = 0; b < BLOCKS_PER_ROW; b++) {
         int64_t from = b * steps / BLOCKS_PER_ROW, to = (b + 1) * steps / BLOCKS_PER_ROW;
         for (int64_t u = from; u < to; u++) w->block[w->n_prompt + u] = (uint8_t)b;

@@ -6,6 +6,7 @@
 
 #include "sim/config.h"
 #include "sim/footprint.h"
+#include "sim/replay.h"
 #include "traces/blocks.h"
 #include "traces/trace.h"
 
@@ -73,6 +74,9 @@ typedef struct sweep_given {
  * name where the trace lacks something or `memory` is too small for even one configuration. */
 int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, const sweep_given *given,
                    const sweep_options *options, pool *p, sweep_result *results, sweep_cost *cost);
+
+/* What is known about the steps of a sequence apart from attention: facts [T]. */
+void sweep_facts(const trace_sequence *s, int32_t n_prompt, replay_facts *facts);
 
 /* Can these metrics be computed from this sequence, with n_prompt steps that see everything? 0, or ERR_DATA "trace has
  * no attn/v ...". */
