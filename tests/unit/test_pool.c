@@ -60,6 +60,7 @@ static void nobody_is_there(void **state) {
 
 /* Two requests of one head each. */
 typedef struct pair {
+    int32_t n_prompt;
     sim_flags flags;
     sim_asks asks[2];
     sim_config c[2];
@@ -70,7 +71,7 @@ typedef struct pair {
 
 static void begin(pair *p, const char *spec_a, const char *spec_b, const char *budget, int32_t n_tokens) {
     const char *spec[] = {spec_a, spec_b};
-    p->flags = (sim_flags){.budgets = budget, .n_prompt = 0, .is_shared = true};
+    p->flags = (sim_flags){.budgets = budget, .n_prompt = p->n_prompt, .is_shared = true};
     for (int i = 0; i < 2; i++) {
         if (sim_asks_build(&spec[i], 1, &p->flags, &p->asks[i])) fail_msg("%s", err_message());
         if (sim_config_resolve(p->asks[i].ask, &p->flags, n_tokens, 0, &p->c[i])) fail_msg("%s", err_message());
@@ -209,6 +210,24 @@ static void after_its_own_eviction(void **state) {
     end(&p);
 }
 
+/* Prompts of 3 and nothing yet of the other: at the prompt's end the prompt's policy says who leaves, 1 beside the
+ * sink 0. A step later the other does, and 0 goes. */
+static void the_prompts_policy_evicts_at_its_end(void **state) {
+    (void)state;
+    pair p = {.n_prompt = 3};
+    begin(&p, "window(prompt=streaming(sinks=1))", "window", "3", 8);
+    for (int32_t t = 0; t < 3; t++) attend(&p, 0, t, NULL);
+    attend(&p, 1, 0, NULL);
+    kv_pool_evict(&p.q, p.r, 2);
+    ASSERT_RESIDENTS(p.r[0], 0, 2);
+    attend(&p, 0, 3, NULL);
+    attend(&p, 1, 1, NULL); /* 3 + 2: the first pays 0, then a tie, 2 */
+    kv_pool_evict(&p.q, p.r, 2);
+    ASSERT_RESIDENTS(p.r[0], 3);
+    ASSERT_RESIDENTS(p.r[1], 0, 1);
+    end(&p);
+}
+
 static void jain_by_hand(void **state) {
     (void)state;
     const double equal[] = {3, 3, 3}, one[] = {0, 8, 0, 0}, some[] = {1, 2, 3};
@@ -227,6 +246,7 @@ int main(void) {
         cmocka_unit_test(blocks_by_hand),
         cmocka_unit_test(lowest_by_hand),
         cmocka_unit_test(after_its_own_eviction),
+        cmocka_unit_test(the_prompts_policy_evicts_at_its_end),
         cmocka_unit_test(jain_by_hand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
