@@ -54,7 +54,9 @@ static int refuse_twice(const results *r, const result_truth *const *sorted) {
 static int add_key(text *t, const result *r) {
     TRY(text_add(t, "trace %s, seq %s, %s, budget %s, ", r->trace, r->seq, r->spec, r->budget_asked));
     TRY(r->lag < 0 ? text_add(t, "no lag") : text_add(t, "lag %g", r->lag));
-    return text_add(t, ", unit %s, schedule %s, pending %s, prompt %s", r->unit, r->schedule, r->pending, r->n_prompt);
+    TRY(text_add(t, ", unit %s, schedule %s, pending %s, prompt %s", r->unit, r->schedule, r->pending, r->n_prompt));
+    if (strcmp(r->kv_bits, "16") == 0 && strcmp(r->pending_bits, "16") == 0) return 0;
+    return text_add(t, ", kv_bits %s, pending_bits %s", r->kv_bits, r->pending_bits);
 }
 
 static int nothing_in_common(const results *r) {

@@ -63,14 +63,15 @@ static double position(double lag) {
 static bool in_plot(const lag_plot *p, const result *c, size_t budget) {
     return strcmp(c->budget_asked, p->in->results->budgets[budget].asked) == 0 &&
            strcmp(c->schedule, p->series->schedule) == 0 && strcmp(c->n_prompt, p->series->n_prompt) == 0 &&
-           !isnan(c->metric[p->metric]);
+           strcmp(c->kv_bits, p->series->kv_bits) == 0 && !isnan(c->metric[p->metric]);
 }
 
 static bool of_kind(const lag_plot *p, const result *c, line_kind kind, bool is_free) {
     if (kind == HINDSIGHT) return result_is_oracle(c) && c->lag < 0;
     if (kind == FILTER) return !result_is_oracle(c) && c->lag < 0;
     if (c->lag < 0 || result_is_free(c) != is_free) return false;
-    return kind == FAIR_BOUND ? result_is_oracle(c) : result_same_series(c, p->series);
+    if (kind == POLICY) return result_same_series(c, p->series);
+    return result_is_oracle(c) && strcmp(c->pending_bits, p->series->pending_bits) == 0;
 }
 
 /* The cheapest configuration of a kind at this budget and lag (-1: without one); NULL if there is none. */

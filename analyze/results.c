@@ -26,17 +26,20 @@ static const struct {
     const char *column;
     size_t offset;
     bool needed, key, series;
+    const char *absent; /* where the file has no such column; NULL: "" */
 } texts[] = {
-    {"spec", offsetof(result, spec), true, true, true},
-    {"unit", offsetof(result, unit), true, true, true},
-    {"schedule", offsetof(result, schedule), true, true, true},
-    {"n_prompt", offsetof(result, n_prompt), false, true, true},
-    {"seed", offsetof(result, seed), false, true, true},
-    {"budget_asked", offsetof(result, budget_asked), true, true, false},
-    {"pending", offsetof(result, pending), true, true, false},
-    {"policy", offsetof(result, policy), true, false, false},
-    {"trace", offsetof(result, trace), true, false, false},
-    {"seq", offsetof(result, seq), true, false, false},
+    {"spec", offsetof(result, spec), true, true, true, NULL},
+    {"unit", offsetof(result, unit), true, true, true, NULL},
+    {"schedule", offsetof(result, schedule), true, true, true, NULL},
+    {"n_prompt", offsetof(result, n_prompt), false, true, true, NULL},
+    {"seed", offsetof(result, seed), false, true, true, NULL},
+    {"kv_bits", offsetof(result, kv_bits), false, true, true, "16"},
+    {"pending_bits", offsetof(result, pending_bits), false, true, true, "16"},
+    {"budget_asked", offsetof(result, budget_asked), true, true, false, NULL},
+    {"pending", offsetof(result, pending), true, true, false, NULL},
+    {"policy", offsetof(result, policy), true, false, false, NULL},
+    {"trace", offsetof(result, trace), true, false, false, NULL},
+    {"seq", offsetof(result, seq), true, false, false, NULL},
 };
 enum { N_TEXTS = sizeof texts / sizeof *texts };
 
@@ -81,9 +84,11 @@ static int find_columns(reader *f) {
 static int read_key(const reader *f, result *r) {
     const csv *c = &f->file;
     r->line = c->line;
-    for (size_t i = 0; i < N_TEXTS; i++)
+    for (size_t i = 0; i < N_TEXTS; i++) {
+        const char *absent = texts[i].absent ? texts[i].absent : "";
         *(const char **)((char *)r + texts[i].offset) =
-            f->text_column[i] == CSV_ABSENT ? "" : c->field[f->text_column[i]];
+            f->text_column[i] == CSV_ABSENT ? absent : c->field[f->text_column[i]];
+    }
     TRY(csv_number(c, f->budget_column, 1, &r->budget));
     r->lag = -1;
     return *c->field[f->lag_column] ? csv_number(c, f->lag_column, 0, &r->lag) : 0;

@@ -23,10 +23,11 @@ enum { DLOSS_EST, KL_EST, OUT_ERR, LOST_MASS, DLOSS_FIRST, FISHER, RESULTS_METRI
 extern const results_metric results_metrics[RESULTS_METRICS];
 
 /* A row of a file, or a configuration: the mean of its rows over all sequences. Texts are the CSV's, never NULL; those
- * of the columns that a file may lack (n_prompt, seed) are "" then. */
+ * of the columns that a file may lack are "" then (n_prompt, seed) or "16" (kv_bits, pending_bits). */
 typedef struct result {
     const char *trace, *seq; /* "" in a configuration */
     const char *policy, *spec, *budget_asked, *unit, *schedule, *pending, *n_prompt, *seed;
+    const char *kv_bits, *pending_bits;
     double budget;                                   /* entries */
     double lag;                                      /* -1: the policy has none */
     double metric[RESULTS_METRICS];                  /* NaN: no value */
@@ -80,7 +81,7 @@ int result_compare(const result *a, const result *b);
 bool result_is_oracle(const result *c);
 bool result_is_free(const result *c); /* pending entries do not count against the budget */
 
-/* Same policy, parameters, unit, schedule, prompt and seed: the two differ in budget, lag or pending only. */
+/* Same policy, parameters, unit, schedule, prompt, seed and bits: the two differ in budget, lag or pending only. */
 bool result_same_series(const result *a, const result *b);
 
 /* The spec, and after it what sets this series apart from others of the same spec: "tova, unit head". Owned by the

@@ -25,7 +25,7 @@ typedef struct job {
     /* the command line */
     opt_list traces, specs;
     const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *sample, *attention, *lifetimes,
-        *from_lifetimes, *calibration, *device, *shard, *rule;
+        *from_lifetimes, *calibration, *device, *shard, *rule, *kv_bits, *pending_bits;
     long long n_prompt, memory, threads, seed;
     pool_ask pool_ask; /* entries 0: no pool */
     bool force, resume, quiet, verbose;
@@ -57,7 +57,7 @@ typedef struct job {
 /* ---- the command line ------------------------------------------------------------------------------------------- */
 
 static int parse(job *j, int argc, char **argv) {
-    const opt table[] = {
+    opt table[] = {
         {"output", 'o', OPT_FILE, false, &j->out, "FILE.csv", "where results go (and FILE.blocks.h5 beside it)", 0, 0},
         {"policy", 'p', OPT_LIST, true, &j->specs, "SPEC", "a policy, e.g. 'rmm(lag=0|8|64)'; may repeat", 0, 0},
         {"budget", 'b', OPT_TEXT, true, &j->budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
@@ -66,6 +66,10 @@ static int parse(job *j, int argc, char **argv) {
         {"unit", 0, OPT_CHOICE, true, &j->unit, "head|layer|model", "what evicts on its own", 0, 0},
         {"pending", 0, OPT_CHOICE, true, &j->pending, "charged|free|both",
          "do entries held for the lag count in the budget", 0, 0},
+        {"kv-bits", 0, OPT_TEXT, true, &j->kv_bits, "LIST",
+         "width of keys and values: 16, 8 (q8_0), 4 (q4_0); each is priced", 0, 0},
+        {"pending-bits", 0, OPT_TEXT, true, &j->pending_bits, "LIST",
+         "width of entries held for the lag (default: --kv-bits)", 0, 0},
         {"prompt", 0, OPT_INT, true, &j->n_prompt, "N", "steps that see everything (default: the trace's)", 0, 1 << 30},
         {"metrics", 0, OPT_TEXT, true, &j->metrics, "LIST", "lost_mass, loss, out_err, out_err=exact", 0, 0},
         {"attention", 0, OPT_CHOICE, true, &j->attention, "dense|factored", "which stored form to read", 0, 0},
@@ -103,6 +107,9 @@ static int parse(job *j, int argc, char **argv) {
     TRY(opt_parse(table, argc, argv, &j->traces));
     if (!opt_given(table, &j->n_prompt)) j->n_prompt = -1;
     if (opt_given(table, &j->seed)) snprintf(j->seed_text, sizeof j->seed_text, "%lld", j->seed);
+    TRY(kv_bits_parse(j->kv_bits, j->pending_bits, &j->q.bits));
+    for (opt *o = table; o->name; o++) /* asking for 16 bits is asking for nothing */
+        if (o->target == &j->kv_bits || o->target == &j->pending_bits) o->recorded = !kv_bits_plain(&j->q.bits);
     j->command = opt_command("sim", table, &j->traces);
     return j->command ? 0 : ERR_DATA;
 }
@@ -118,6 +125,7 @@ static int check_pool(const job *j) {
         return err_set(ERR_USAGE, "--pool cannot be split into shards: its requests depend on each other");
     if (j->resume) return err_set(ERR_USAGE, "--pool: --resume does not apply, its requests are replayed in one piece");
     if (j->from_lifetimes) return err_set(ERR_USAGE, "--pool: --from-lifetimes does not apply, it makes its own");
+    if (!kv_bits_plain(&j->q.bits)) return err_set(ERR_USAGE, "--pool: --kv-bits and --pending-bits do not apply");
     if (j->pending) return err_set(ERR_USAGE, "--pool: --pending does not apply, every entry takes its place");
     if (a->file && (j->specs.n || j->budgets || a->between))
         return err_set(ERR_USAGE, "--requests brings policies, budgets and arrivals: -p, -b and --arrivals do not "

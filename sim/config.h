@@ -83,6 +83,8 @@ typedef struct sim_config {
     int32_t hold, sinks;
     int32_t n_prompt;
     bool pending_free;
+    bool waits;                /* its hold is tied to its lag: entries younger than the hold pend */
+    int kv_bits, pending_bits; /* an entry's, and one's that pends: 16 (after resolving, both), 8 or 4; see widths.h */
     bool take_max;
     unit_kind unit;
     share_kind share;
@@ -101,15 +103,16 @@ typedef struct sim_config {
 /* "head", "layer", "model". */
 const char *sim_unit_name(unit_kind unit);
 
-/* What a configuration that is not full means in layer `layer` of n_layer. With a taper budgets fall in equal steps from the first
- * layer to the last, B on average; "budget/n" of hold and sinks goes by the layer's budget. */
+/* What a configuration that is not full means in layer `layer` of n_layer. With a taper budgets fall in equal steps
+ * from the first layer to the last, B on average; "budget/n" of hold and sinks goes by the layer's budget. */
 sim_limits sim_config_limits(const sim_config *c, int layer, int n_layer);
 
 /* Resolve for a sequence of n_tokens with the trace's n_prompt (raised by flags->n_prompt). ERR_USAGE where the point
  * cannot run (hold + sinks above the target, ...). Release with sim_config_free either way. */
 int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt, sim_config *out);
 void sim_config_free(sim_config *c);
-/* Do two configurations of one sequence evict the same entries at the same times? */
+/* Do two configurations of one sequence evict the same entries at the same times? What they keep them in is not asked.
+ */
 bool sim_config_same(const sim_config *a, const sim_config *b);
 
 /* "rmm(signal=uniform) budget 25% lag 8": for messages. Owned by the caller. */

@@ -35,7 +35,12 @@ static void probe_vectors(const trace_model *m, int head, const float *wo, const
     }
 }
 
-int estimate_probe_streams(const trace_model *m, int layer, const trace_layer *l, int32_t n_tokens, const float *wo,
+/* The values that a query head sees. */
+static const float *values_of(const trace_model *m, const float *v, int head, int32_t n_tokens) {
+    return v + (size_t)(head / (m->n_head / m->n_kv_head)) * (size_t)n_tokens * (size_t)m->head_dim;
+}
+
+int estimate_probe_streams(const trace_model *m, int layer, const float *v, int32_t n_tokens, const float *wo,
                            estimate_streams *out) {
     TRY(new_streams(m, n_tokens, ESTIMATE_PROBES, out));
     size_t dim = (size_t)m->head_dim, width = (size_t)m->n_embd;
@@ -45,7 +50,7 @@ int estimate_probe_streams(const trace_model *m, int layer, const trace_layer *l
     int code = r && x && packed ? 0 : ERR_DATA;
     if (!code) draw_probes(layer, width, r);
     for (int h = 0; h < m->n_head && !code; h++) {
-        kernels()->pack_keys(trace_layer_v(l, h / (m->n_head / m->n_kv_head)), (size_t)n_tokens, dim, packed);
+        kernels()->pack_keys(values_of(m, v, h, n_tokens), (size_t)n_tokens, dim, packed);
         probe_vectors(m, h, wo, r, x);
         kernels()->scores(x, ESTIMATE_PROBES, packed, (size_t)n_tokens, dim, 1.0f,
                           out->s + (size_t)h * ESTIMATE_PROBES * out->stride, out->stride);
@@ -56,25 +61,26 @@ int estimate_probe_streams(const trace_model *m, int layer, const trace_layer *l
     return code;
 }
 
-int estimate_value_streams(const trace_model *m, const trace_layer *l, int32_t n_tokens, estimate_streams *out) {
+int estimate_value_streams(const trace_model *m, const float *v, int32_t n_tokens, estimate_streams *out) {
     TRY(new_streams(m, n_tokens, m->head_dim, out));
     size_t dim = (size_t)m->head_dim;
     for (int h = 0; h < m->n_head; h++) {
-        const float *v = trace_layer_v(l, h / (m->n_head / m->n_kv_head));
+        const float *of_head = values_of(m, v, h, n_tokens);
         float *s = out->s + (size_t)h * dim * out->stride;
         for (size_t i = 0; i < (size_t)n_tokens; i++)
-            for (size_t c = 0; c < dim; c++) s[c * out->stride + i] = v[i * dim + c];
+            for (size_t c = 0; c < dim; c++) s[c * out->stride + i] = of_head[i * dim + c];
     }
     return 0;
 }
 
 void estimate_prepare(const float *a, int32_t t, const float *const *s, int n_streams, size_t stride, float *d,
-                      estimate_row *out) {
+                      float *mean, estimate_row *out) {
     const kernel_table *k = kernels();
     size_t n = (size_t)t + 1;
-    *out = (estimate_row){.t = t, .n_streams = n_streams, .z = k->sum(a, n), .a = a, .d = d, .stride = stride};
+    *out = (estimate_row){t, n_streams, k->sum(a, n), a, d, stride, mean};
     for (int x = 0; x < n_streams; x++) {
         float all = (float)(k->dot(a, s[x], n) / out->z);
+        if (mean) mean[x] = all;
         k->deviation(a, s[x], all, d + (size_t)x * stride, n);
     }
 }
@@ -125,7 +131,7 @@ static void sum_visible(const estimate_row *row, const uint16_t *gone, double *o
         if (take > KERNEL_STREAMS_MAX) take = KERNEL_STREAMS_MAX;
         for (int k = 0; k < take; k++) x[k] = done + k == 0 ? row->a : row->d + (size_t)(done + k - 1) * row->stride;
         kernels()->masked_lanes(x, take, gone, 1, (size_t)row->t + 1, lanes);
-        kernels()->totals((const float (*)[KERNEL_LANES])lanes, take, out + done);
+        kernels()->totals((const float(*)[KERNEL_LANES])lanes, take, out + done);
     }
 }
 

@@ -24,11 +24,11 @@ typedef struct estimate_streams {
 } estimate_streams;
 
 /* r.Wo.delta needs only x = Wo_h^T r for the fixed probes r ~ N(0,1): probe p, layer l, output dimension j comes from
- * Philox(ESTIMATE_PROBE_SEED; j, p, l, 0). wo [n_head*head_dim][n_embd]. */
-int estimate_probe_streams(const trace_model *m, int layer, const trace_layer *l, int32_t n_tokens, const float *wo,
+ * Philox(ESTIMATE_PROBE_SEED; j, p, l, 0). v [n_kv_head][n_tokens][head_dim], wo [n_head*head_dim][n_embd]. */
+int estimate_probe_streams(const trace_model *m, int layer, const float *v, int32_t n_tokens, const float *wo,
                            estimate_streams *out);
 /* x = unit vectors, so that x.delta are the components of delta itself: for the exact output error. */
-int estimate_value_streams(const trace_model *m, const trace_layer *l, int32_t n_tokens, estimate_streams *out);
+int estimate_value_streams(const trace_model *m, const float *v, int32_t n_tokens, estimate_streams *out);
 void estimate_streams_free(estimate_streams *e);
 
 /* One query head's row, prepared for any number of configurations. */
@@ -39,12 +39,13 @@ typedef struct estimate_row {
     const float *a; /* [pad(t+1)] */
     const float *d; /* n_streams rows `stride` apart: a (S - s) */
     size_t stride;
+    float *mean; /* [n_streams] S, where it is wanted */
 } estimate_row;
 
 /* `a` padded with zeros; s[k] points to stream k, [pad(t+1)]; d [n_streams] rows `stride` apart, kept by *out: s[k] may
- * be its row k. */
+ * be its row k. `mean` [n_streams] receives S and is kept, too; NULL: not wanted. */
 void estimate_prepare(const float *a, int32_t t, const float *const *s, int n_streams, size_t stride, float *d,
-                      estimate_row *out);
+                      float *mean, estimate_row *out);
 
 /* What one configuration lost, and what it cost. */
 typedef struct estimate_lost {

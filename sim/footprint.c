@@ -33,10 +33,21 @@ static void add_evictions(footprint *f, const int32_t *evict_at, int32_t n_token
     for (int32_t t = 0; t <= n_tokens; t++) f->batches += batch[t];
 }
 
+/* Steps after the prompt in which an entry is seen at an age below hold. */
+static void add_young(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t n_prompt, int32_t window,
+                      int32_t hold) {
+    for (int32_t i = 0; i < n_tokens; i++) {
+        int64_t from = i > n_prompt ? i : n_prompt, to = gone_at(evict_at, i, n_tokens, window);
+        if (to > (int64_t)i + hold) to = (int64_t)i + hold;
+        if (to > from) f->young += (double)(to - from);
+    }
+}
+
 void footprint_add(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t n_prompt, int32_t window,
-                   const int32_t *probes, size_t n_probes, int32_t *scratch) {
+                   int32_t hold, const int32_t *probes, size_t n_probes, int32_t *scratch) {
     f->units++;
     add_visible(f, evict_at, n_tokens, n_prompt, window, scratch);
+    add_young(f, evict_at, n_tokens, n_prompt, window, hold);
     add_evictions(f, evict_at, n_tokens, window, scratch);
     for (size_t k = 0; k < n_probes; k++) {
         int32_t entry = probes[2 * k], step = probes[2 * k + 1];

@@ -39,7 +39,7 @@ static void add_gains(const pass *w, int kv, int head, int32_t from, int32_t to,
         const float *a = row_of(w, head, r), *stream[w->n_sets];
         estimate_row row;
         for (int k = 0; k < w->n_sets; k++) stream[k] = s + ((size_t)k * LAYER_ROWS + (size_t)(r - from)) * w->stride;
-        estimate_prepare(a, w->row0 + r, stream, w->n_sets, w->stride, d, &row);
+        estimate_prepare(a, w->row0 + r, stream, w->n_sets, w->stride, d, NULL, &row);
         for (int k = 0; k < w->n_sets; k++) {
             float *gain = gain_row(w, kv, k, r);
             for (int32_t i = 0; i <= row.t; i++) gain[i] += d[(size_t)k * w->stride + (size_t)i] * over(a[i]);

@@ -121,13 +121,21 @@ static int pack_values_task(void *context, size_t kv, int worker) {
     return 0;
 }
 
+/* Streams that do not depend on the step, of values v. */
+static int fixed_streams(void *context, const float *v, estimate_streams *out) {
+    const pass *w = context;
+    if (!w->o->out_err) return 0;
+    if (w->o->out_err_exact) return estimate_value_streams(w->m, v, w->n_tokens, out);
+    return estimate_probe_streams(w->m, w->layer, v, w->n_tokens, w->wo, out);
+}
+
 static int open_streams(pass *w) {
     if (w->n_sets) TRY(pool_run(w->p, (size_t)w->m->n_kv_head, pack_values_task, w));
     if (w->o->out_err || (w->data.needs & NEEDS_WO)) TRY(trace_read_wo(w->t, w->layer, w->wo));
     TRY(layer_data_open(&w->data, 0, w->attention, w->wo, w->p));
-    if (!w->o->out_err) return 0;
-    if (w->o->out_err_exact) return estimate_value_streams(w->m, w->attention, w->n_tokens, &w->streams);
-    return estimate_probe_streams(w->m, w->layer, w->attention, w->n_tokens, w->wo, &w->streams);
+    TRY(fixed_streams(w, trace_layer_v(w->attention, 0), &w->streams));
+    if (w->width.n) TRY(trace_layer_keep_q(w->attention, w->tile));
+    return widths_open(&w->width, w->attention, fixed_streams, w, w->p);
 }
 
 int layer_work(pass *w, double progress) {

@@ -54,6 +54,9 @@ int output_head(const question *q, const char *command, const calibration *scale
         TRY(plan_end_comment(out, from));
     }
     TRY(add_calibration(q, scale, calibration_path, out));
+    if (q->options.loss && !kv_bits_plain(&q->bits))
+        TRY(text_add(out, "# calibration: made for evictions; rows whose kv_bits or pending_bits are below 16 are "
+                          "uncalibrated\n"));
     const requests *r = q->requests;
     if (r)
         TRY(text_add(out, "# pool: %d entries, evicted down to %d, rule %s, %zu requests\n", r->entries, r->low,
@@ -162,12 +165,19 @@ static int write_blocks(const output *o, blocks_writer *b) {
 
 /* ---- lifetimes -------------------------------------------------------------------------------------------------- */
 
+/* Has a row before this one the same lifetimes, kept in other widths? */
+static bool is_written(const plan *p, size_t row) {
+    for (size_t i = 0; i < row; i++)
+        if (p->row[i].config == p->row[row].config && p->row[i].key.seq == p->row[row].key.seq) return true;
+    return false;
+}
+
 int output_lifetimes(const question *q, const plan *p, size_t own, const sweep_result *result, lifetimes_writer *w) {
     const trace_model *m = trace_get_model(q->trace[0]);
     size_t unit = own * p->part.n + p->part.k - 1;
     for (size_t i = 0; i < p->n_rows; i++) {
         const plan_row *r = &p->row[i];
-        if (r->unit != unit) continue;
+        if (r->unit != unit || is_written(p, i)) continue;
         const results_key *k = &r->key;
         lifetimes_config c = {k->policy, k->spec,     k->budget_asked, k->lag,
                               k->unit,   k->schedule, k->pending,      k->resolved};

@@ -7,6 +7,7 @@
 #include "sim/replay.h"
 #include "sim/sample.h"
 #include "sim/sweep.h"
+#include "sim/widths.h"
 
 #include <stdatomic.h>
 
@@ -27,6 +28,7 @@ typedef struct run {
     const future *future;              /* what its policy looks at, or NULL */
     int32_t *given;                    /* [n_layer][n_kv_head][T] them */
     int n_units;                       /* units in a layer: n_kv_head or 1 */
+    bool is_quantised;                 /* delta comes from price_widths.c */
     replay **replay;                   /* [n_units] */
     int32_t *evict_at;                 /* [n_units][stride] of the current layer */
     int32_t *first_missing, *left_end; /* [n_units] see replay_range */
@@ -78,6 +80,7 @@ typedef struct pass {
     size_t stream_rows;  /* of `stream`, a worker */
     float *stream;       /* [threads][stream_rows][stride] streams of some rows of a kv head's query heads */
     float *deviation;    /* [threads][n_sets][stride] for evidence */
+    float *mean;         /* [threads][LAYER_ROWS][group][n_streams] S of rows, where something is quantised */
     estimate_lost *lost; /* [threads][n_runs] */
     float *lanes;        /* [threads][estimate_lanes(n_runs)] */
     double *embd;        /* [threads][n_embd] exact output error */
@@ -85,6 +88,12 @@ typedef struct pass {
     future *future;      /* [n_futures] that some policy looks at */
     size_t n_futures;
     double *seen[2]; /* [units][T] mass, fisher: sums over the rows up to t, where a horizon ends before T */
+
+    /* Where some cache is quantised and its delta is wanted. */
+    widths width;
+    int slot[KV_WIDTHS]; /* places of the wanted widths among each other */
+    float *wide;         /* [threads][width.n][1 + n_streams][LAYER_ROWS][stride] a query head's rows at each width */
+    uint16_t *sight;     /* [threads][2][stride / 16] */
 
     /* Evidence of the full run in the current tile (policy.h), where some policy looks at it. */
     float *gain;           /* [n_kv_head][n_sets][tile][stride] sum over the unit's heads of g.e, by label set */
@@ -144,5 +153,16 @@ const double *hindsight_after(const pass *w, const future *f, int unit, int32_t 
 
 /* ---- price.c: what lifetimes cost ------------------------------------------------------------------------------- */
 
+/* Is something priced at step t? */
+bool price_wanted(const pass *w, int32_t t);
+/* The mask of what a unit lost before row r of the tile. */
+uint16_t *price_gone_at(const pass *w, const run *r, int unit, int32_t row);
+
 int price_tile(pass *w); /* after the tile's replays */
 int price_finish(pass *w);
+
+/* ---- price_widths.c: what quantised keys and values cost -------------------------------------------------------- */
+
+/* x.delta of the configurations that quantise, into their sums, for rows from .. to-1 of the tile (at most LAYER_ROWS)
+ * of a query head; row r of it is rows[(r - from) * group], prepared with its means. */
+int price_widths(pass *w, int head, int32_t from, int32_t to, int worker, const estimate_row *rows);

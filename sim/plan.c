@@ -154,7 +154,9 @@ static int add_config(found *f, const sim_config *c) {
     return 0;
 }
 
-static int plan_ask(const question *q, plan *p, found *f, size_t trace_index, size_t seq, size_t a, size_t number) {
+/* An ask with item `bits` of the widths. */
+static int plan_ask(const question *q, plan *p, found *f, size_t trace_index, size_t seq, size_t a, size_t number,
+                    size_t bits) {
     const trace *t = q->trace[trace_index];
     const sim_ask *ask = &q->asks.ask[a];
     sim_config c;
@@ -162,10 +164,15 @@ static int plan_ask(const question *q, plan *p, found *f, size_t trace_index, si
     if (code) {
         bool is_lacking = c.is_resolved;
         sim_config_free(&c);
+        if (bits) return 0; /* said before */
         return is_lacking ? leave_out(p, ask, trace_label(t), seq) : skip(p, ask, trace_label(t), seq);
     }
+    if (!kv_bits_apply(&q->bits, bits, &c)) {
+        sim_config_free(&c);
+        return 0;
+    }
     size_t k = 0;
-    while (k < f->n && !sim_config_same(&f->config[k], &c)) k++;
+    while (k < f->n && !(sim_config_same(&f->config[k], &c) && kv_bits_same(&f->config[k], &c))) k++;
     plan_row *r;
     code = add_row(p, trace_index, number, p->n_units + k, &r);
     if (!code) code = results_key_of(trace_label(t), seq, &c, &r->key);
@@ -175,16 +182,20 @@ static int plan_ask(const question *q, plan *p, found *f, size_t trace_index, si
     return code;
 }
 
-/* Lifetimes that were handed in: one unit a row; a configuration knows no more than its prompt. */
+/* Lifetimes that were handed in: one unit a row; a configuration knows no more than its prompt and its bits. */
 static int plan_given(const question *q, plan *p, found *f, size_t seq) {
     const trace *t = q->trace[0];
     int32_t n_prompt = prompt_of(q, trace_get_sequence(t, seq));
     for (size_t i = 0; i < lifetimes_n_configs(q->given); i++) {
-        plan_row *r;
         if (!lifetimes_get_seq(q->given, i, seq)) continue;
-        TRY(add_row(p, 0, i, p->n_units + f->n, &r));
-        TRY(results_key_of_given(trace_label(t), q->given, i, seq, n_prompt, &r->key));
-        TRY(add_config(f, &(sim_config){.n_prompt = n_prompt}));
+        sim_config c = results_config_of_given(q->given, i, seq, n_prompt);
+        for (size_t bits = 0; bits < q->bits.n; bits++) {
+            plan_row *r;
+            if (!kv_bits_apply(&q->bits, bits, &c)) continue;
+            TRY(add_row(p, 0, i, p->n_units + f->n, &r));
+            TRY(results_key_of_given(trace_label(t), q->given, i, seq, &c, &r->key));
+            TRY(add_config(f, &c));
+        }
     }
     return 0;
 }
@@ -230,7 +241,8 @@ static int plan_sequence(const question *q, plan *p, size_t trace_index, size_t 
     size_t n_seq = trace_n_sequences(q->trace[trace_index]);
     int code = q->given ? plan_given(q, p, &f, seq) : 0;
     for (size_t a = 0; a < q->asks.n && !code; a++)
-        code = plan_ask(q, p, &f, trace_index, seq, a, number ? number[a * n_seq + seq] : 0);
+        for (size_t bits = 0; bits < q->bits.n && !code; bits++)
+            code = plan_ask(q, p, &f, trace_index, seq, a, number ? number[a * n_seq + seq] : 0, bits);
     if (!code) code = keep_own(p, &f, trace_index, seq);
     for (size_t i = 0; i < f.n; i++) sim_config_free(&f.config[i]);
     mem_free(f.config);

@@ -9,6 +9,7 @@
 #include "sim/results.h"
 #include "sim/shard.h"
 #include "sim/sweep.h"
+#include "sim/widths.h"
 
 /* What is asked of which traces. The plan borrows all of it. */
 typedef struct question {
@@ -16,9 +17,10 @@ typedef struct question {
     size_t n_traces;
     sim_flags flags;
     sim_asks asks;
-    lifetimes *given; /* of the first trace, to be priced instead of the asks; or NULL */
+    lifetimes *given;         /* of the first trace, to be priced instead of the asks; or NULL */
     const requests *requests; /* of the first trace, replayed in a pool instead of the asks; or NULL */
     const pooled *pooled;     /* [requests->n] their lifetimes, once they are there */
+    kv_bits_list bits;        /* everything is priced with each of these */
     sweep_options options;
 } question;
 

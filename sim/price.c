@@ -6,13 +6,12 @@
 #include <string.h>
 
 /* Losses fall on the steps from the end of the prompt to the last one that predicts something. */
-static bool is_priced(const pass *w, int32_t t) {
+bool price_wanted(const pass *w, int32_t t) {
     if (t < w->n_prompt || t >= w->n_tokens - 1 || sample_weight(&w->steps, t) == 0) return false;
     return w->counted[t] || w->priced_sets;
 }
 
-/* The mask of what a unit lost before row r of the tile. */
-static uint16_t *gone_at(const pass *w, const run *r, int unit, int32_t row) {
+uint16_t *price_gone_at(const pass *w, const run *r, int unit, int32_t row) {
     return r->gone + ((size_t)unit * (size_t)w->tile + (size_t)row) * (w->stride / KERNEL_LANES);
 }
 
@@ -24,7 +23,7 @@ static int given_masks_task(void *context, size_t index, int worker) {
     for (int u = 0; u < r->n_units && r->is_given; u++)
         for (int32_t row = 0; row < w->n_rows; row++)
             kernels()->gone_mask(r->evict_at + (size_t)u * w->stride, w->row0 + row, (size_t)(w->row0 + row) + 1,
-                                 gone_at(w, r, u, row));
+                                 price_gone_at(w, r, u, row));
     return 0;
 }
 
@@ -43,8 +42,12 @@ static void prepare_head(pass *w, int kv, int h, int32_t from, int32_t to, int w
         for (int k = 0; k < w->n_fixed; k++)
             s[k] = w->streams.s + ((size_t)head * (size_t)w->n_fixed + (size_t)k) * w->stride;
         for (int k = w->n_fixed; k < w->n_streams; k++) s[k] = stream_row(w, worker, h, k, r - from);
+        size_t place = (size_t)((r - from) * w->group + h);
+        float *mean = w->width.n
+                          ? w->mean + ((size_t)worker * LAYER_ROWS * (size_t)w->group + place) * (size_t)w->n_streams
+                          : NULL;
         estimate_prepare(row_of(w, head, r), w->row0 + r, s, w->n_streams, LAYER_ROWS * w->stride,
-                         stream_row(w, worker, h, 0, r - from), &rows[(r - from) * w->group + h]);
+                         stream_row(w, worker, h, 0, r - from), mean, &rows[place]);
     }
 }
 
@@ -60,14 +63,15 @@ static void price_row(pass *w, int kv, int32_t row, const estimate_row *rows, in
             memset(r->sums + place, 0, bytes);
             continue;
         }
-        lost[n++] = (estimate_lost){.gone = gone_at(w, r, unit, row), .end = r->left_end[unit], .out = r->sums + place};
+        lost[n++] =
+            (estimate_lost){.gone = price_gone_at(w, r, unit, row), .end = r->left_end[unit], .out = r->sums + place};
     }
     estimate_masked(rows, w->group, lost, n, w->lanes + (size_t)worker * estimate_lanes(w->n_runs));
     for (size_t i = 0; i < w->n_runs && n; i++) {
         run *r = &w->runs[i];
         if (w->row0 + row < r->first_missing[r->n_units == 1 ? 0 : kv]) continue;
         int floored = lost++->floored;
-        if (floored) atomic_fetch_add_explicit(&r->floored, floored, memory_order_relaxed);
+        if (floored && !r->is_quantised) atomic_fetch_add_explicit(&r->floored, floored, memory_order_relaxed);
     }
 }
 
@@ -79,13 +83,15 @@ static int estimate_task(void *context, size_t index, int worker) {
     int kv = (int)(index / chunks_of(w));
     int32_t from, to;
     chunk_rows(w, index % chunks_of(w), &from, &to);
-    while (from < to && !is_priced(w, w->row0 + from)) from++;
-    while (from < to && !is_priced(w, w->row0 + to - 1)) to--;
+    while (from < to && !price_wanted(w, w->row0 + from)) from++;
+    while (from < to && !price_wanted(w, w->row0 + to - 1)) to--;
     if (from == to) return 0;
     estimate_row rows[LAYER_ROWS * w->group];
     for (int h = 0; h < w->group; h++) prepare_head(w, kv, h, from, to, worker, rows);
     for (int32_t r = from; r < to; r++)
-        if (is_priced(w, w->row0 + r)) price_row(w, kv, r, rows + (r - from) * w->group, worker);
+        if (price_wanted(w, w->row0 + r)) price_row(w, kv, r, rows + (r - from) * w->group, worker);
+    for (int h = 0; h < w->group && w->width.n; h++)
+        TRY(price_widths(w, kv * w->group + h, from, to, worker, rows + h));
     return 0;
 }
 
@@ -123,7 +129,7 @@ static void add_mass(pass *w, run *r, int32_t t, const double *sums, int worker)
     }
     r->out->block_lost_mass[w->block[t]] += weight * lost;
     if (w->steps.strata) r->step_lost[t] += lost;
-    if (w->o->out_err && lost != 0) r->out_err += weight * output_error(w, sums, worker);
+    if (w->o->out_err && (lost != 0 || r->is_quantised)) r->out_err += weight * output_error(w, sums, worker);
 }
 
 /* First order: g.delta adds up. Fisher: each sample's sum over layers and heads is squared only when it is whole. */
@@ -151,7 +157,7 @@ static int add_task(void *context, size_t index, int worker) {
     for (int32_t row = 0; row < w->n_rows; row++) {
         int32_t t = w->row0 + row;
         const double *sums = r->sums + (size_t)row * (size_t)w->m->n_head * (size_t)(1 + w->n_streams);
-        if (!is_priced(w, t)) continue;
+        if (!price_wanted(w, t)) continue;
         if (w->counted[t]) add_mass(w, r, t, sums, worker);
         if (w->priced_sets) add_loss(w, r, t, sums);
     }
@@ -165,7 +171,7 @@ static int finish_task(void *context, size_t index, int worker) {
     int32_t *scratch = w->scratch + (size_t)worker * ((size_t)w->n_tokens + 2);
     for (int u = 0; u < r->n_units; u++)
         footprint_add(&r->out->use, r->evict_at + (size_t)u * w->stride, w->n_tokens, w->n_prompt,
-                      w->m->window[w->layer], w->s->probes, w->s->n_probes, scratch);
+                      w->m->window[w->layer], r->c->hold, w->s->probes, w->s->n_probes, scratch);
     for (int u = 0; u < r->n_units && !r->is_given; u++) r->out->updates += replay_updates(r->replay[u]);
     for (int kv = 0; kv < w->m->n_kv_head && r->out->evict_at; kv++) {
         size_t unit = (size_t)w->layer * (size_t)w->m->n_kv_head + (size_t)kv;

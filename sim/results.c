@@ -1,6 +1,7 @@
 #include "sim/results.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "sim/quantise.h"
 #include "sim/spec.h"
 
 #include <math.h>
@@ -23,7 +24,7 @@ static char *number(long long x) {
 }
 
 int results_key_of(const char *label, size_t seq, const sim_config *c, results_key *out) {
-    *out = (results_key){.seq = seq, .n_prompt = c->n_prompt};
+    *out = (results_key){.seq = seq, .n_prompt = c->n_prompt, .kv_bits = c->kv_bits, .pending_bits = c->pending_bits};
     out->trace = mem_string(label);
     out->policy = mem_string(c->setup.policy->name);
     out->spec = mem_string(c->spec);
@@ -37,7 +38,7 @@ int results_key_of(const char *label, size_t seq, const sim_config *c, results_k
     out->schedule = mem_string(c->schedule_text);
     out->pending = mem_string(c->pending_free ? "free" : "charged");
     if (out->trace && out->policy && out->spec && out->resolved && out->budget_asked && out->budget && out->lag &&
-        out->hold && out->sinks && out->unit && out->schedule && out->pending)
+        out->hold && out->sinks && out->unit && out->schedule && out->pending && out->kv_bits && out->pending_bits)
         return 0;
     results_key_free(out);
     return ERR_DATA;
@@ -58,11 +59,12 @@ int results_open_given(const char *path, const trace *t, lifetimes **out) {
     return 0;
 }
 
-int results_key_of_given(const char *label, const lifetimes *given, size_t config, size_t seq, int32_t n_prompt,
+int results_key_of_given(const char *label, const lifetimes *given, size_t config, size_t seq, const sim_config *priced,
                          results_key *out) {
     const lifetimes_config *c = lifetimes_get_config(given, config);
     const lifetimes_seq *s = lifetimes_get_seq(given, config, seq);
-    *out = (results_key){.seq = seq, .n_prompt = n_prompt};
+    *out = (results_key){
+        .seq = seq, .n_prompt = priced->n_prompt, .kv_bits = priced->kv_bits, .pending_bits = priced->pending_bits};
     const char *from[] = {label,  c->policy, c->spec,  c->resolved, c->budget_asked, s->budget,
                           c->lag, s->hold,   s->sinks, c->unit,     c->schedule,     c->pending};
     char **to[] = {&out->trace, &out->policy, &out->spec,  &out->resolved, &out->budget_asked, &out->budget,
@@ -70,6 +72,15 @@ int results_key_of_given(const char *label, const lifetimes *given, size_t confi
     for (size_t i = 0; i < sizeof from / sizeof *from; i++)
         if (!(*to[i] = mem_string(from[i]))) return ERR_DATA;
     return 0;
+}
+
+sim_config results_config_of_given(const lifetimes *given, size_t config, size_t seq, int32_t n_prompt) {
+    double hold;
+    sim_config c = {.n_prompt = n_prompt, .kv_bits = 16, .pending_bits = 16};
+    c.waits = spec_hold_is_lag(lifetimes_get_config(given, config)->spec);
+    if (text_parse_number(lifetimes_get_seq(given, config, seq)->hold, &hold) == 0)
+        c.hold = (int32_t)fmax(0, fmin(hold, INT32_MAX));
+    return c;
 }
 
 char *results_blocks_path(const char *csv_path) {
@@ -82,11 +93,11 @@ char *results_blocks_path(const char *csv_path) {
 /* ---- rows ------------------------------------------------------------------------------------------------------- */
 
 int results_add_header(text *csv, bool has_stay) {
-    TRY(text_add(csv,
-                 "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,n_prompt,"
-                 "n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,"
-                 "retained,footprint,peak,evictions,evict_batches,resident,kv_bytes,"
-                 "score_updates,decode_us"));
+    TRY(text_add(csv, "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,"
+                      "kv_bits,pending_bits,n_prompt,n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,"
+                      "dloss_hi,kl_est,kl_lo,kl_hi,"
+                      "retained,footprint,peak,evictions,evict_batches,resident,kv_bytes,"
+                      "score_updates,decode_us"));
     return text_add(csv, has_stay ? ",arrival,waited,held\n" : "\n");
 }
 
@@ -105,8 +116,6 @@ static double first_error(const sweep_result *r) {
     for (int b = 0; b < BLOCKS_PER_ROW; b++) squares += (r->block_first[b] - mean) * (r->block_first[b] - mean);
     return sqrt(squares * BLOCKS_PER_ROW / (BLOCKS_PER_ROW - 1)) / (double)r->n_counted;
 }
-
-enum { STORED_BYTES = 2 }; /* of a number in the cache */
 
 #define NORMAL_95 1.6448536269514722
 
@@ -151,14 +160,16 @@ int results_add_key(text *csv, const results_key *k) {
     TRY(add_text(csv, k->trace));
     TRY(text_add(csv, "%zu,", k->seq));
     for (size_t i = 0; i < sizeof field / sizeof *field; i++) TRY(add_text(csv, field[i]));
-    return text_add(csv, "%d,", k->n_prompt);
+    return text_add(csv, "%d,%d,%d,", k->kv_bits, k->pending_bits, k->n_prompt);
 }
 
 /* resident, kv_bytes, score_updates, decode_us: means over the steps after the prompt (docs/costs.md). */
 static int add_costs(text *csv, const results_key *k, const sweep_result *r, const device *d, const trace_model *m,
                      int32_t n_tokens) {
     double steps = (double)(n_tokens - k->n_prompt) * r->use.units, resident = r->use.decoded / steps;
-    double kv_bytes = resident * m->n_layer * m->n_kv_head * 2 * m->head_dim * STORED_BYTES;
+    double young = r->use.young / steps, old_bytes = (double)quantise_bytes(k->kv_bits, (size_t)m->head_dim);
+    double young_bytes = (double)quantise_bytes(k->pending_bits, (size_t)m->head_dim);
+    double kv_bytes = ((resident - young) * old_bytes + young * young_bytes) * m->n_layer * m->n_kv_head * 2;
     TRY(add_number(csv, resident, true));
     TRY(add_number(csv, kv_bytes, true));
     TRY(add_number(csv, (double)r->updates / steps, r->updates >= 0));

@@ -10,6 +10,7 @@
 /* The identifying texts of a row, exactly as they stand in the CSV and in lifetimes.h5; "" = empty. */
 typedef struct results_key {
     char *trace, *policy, *spec, *resolved, *budget_asked, *budget, *lag, *hold, *sinks, *unit, *schedule, *pending;
+    int kv_bits, pending_bits;
     size_t seq;
     int32_t n_prompt;
 } results_key;
@@ -21,9 +22,12 @@ int results_key_of(const char *label, size_t seq, const sim_config *c, results_k
 /* Open lifetimes that are to stand in for policies on this trace. Refuses lifetimes of another trace and sequences that
  * the trace does not have. */
 int results_open_given(const char *path, const trace *t, lifetimes **out);
-/* The key of one of its configurations, which must hold the sequence. Returns 0 or ERR_DATA. */
-int results_key_of_given(const char *label, const lifetimes *given, size_t config, size_t seq, int32_t n_prompt,
+/* The key of one of its configurations, which must hold the sequence; `c` says how many prompt steps and bits it is
+ * priced with. Returns 0 or ERR_DATA. */
+int results_key_of_given(const char *label, const lifetimes *given, size_t config, size_t seq, const sim_config *c,
                          results_key *out);
+/* As far as pricing is concerned, that configuration: its hold, and whether it is tied to its lag. */
+sim_config results_config_of_given(const lifetimes *given, size_t config, size_t seq, int32_t n_prompt);
 
 /* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
 char *results_blocks_path(const char *csv_path);

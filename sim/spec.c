@@ -226,6 +226,18 @@ void spec_free(spec *s) {
     *s = (spec){0};
 }
 
+bool spec_hold_is_lag(const char *source) {
+    spec s;
+    bool tied = false;
+    if (spec_parse(source, &s) == 0)
+        for (int i = 0; s.policy->params[i].name; i++) {
+            const char *value = s.param[i].n ? s.param[i].value[0] : s.policy->params[i].initial;
+            if (strcmp(s.policy->params[i].name, "hold") == 0) tied = value && strcmp(value, "lag") == 0;
+        }
+    spec_free(&s);
+    return tied;
+}
+
 int spec_family(const char *source) {
     spec s;
     int family = -1;

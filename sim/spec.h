@@ -31,5 +31,8 @@ int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, 
 /* The family (policy_family) whose calibration applies to a spec, or -1 for one that is not ours. */
 int spec_family(const char *source);
 
+/* Does a spec of ours tie its hold to its lag? False for one that is not ours. */
+bool spec_hold_is_lag(const char *source);
+
 /* "every:8" -> kind and argument. */
 int spec_parse_schedule(const char *source, int *kind, double *argument);

@@ -121,6 +121,13 @@ static void choose_streams(pass *w, const sim_config *configs, size_t n) {
     w->n_sets = gradients ? 1 + w->s->n_fisher : 0;
     w->priced_sets = w->o->loss ? w->n_sets : 0;
     w->n_streams = w->n_fixed + w->priced_sets;
+    w->width = (widths){.m = w->m, .n_tokens = w->n_tokens, .stride = w->stride, .gradients = w->priced_sets > 0};
+    for (size_t i = 0; i < n && w->n_streams; i++) widths_want(&w->width, &configs[i]);
+}
+
+/* Of the queries that the reader keeps. */
+static size_t row_q_bytes(const pass *w) {
+    return (size_t)w->m->n_head * (size_t)w->tile * (size_t)w->m->head_dim * sizeof(float);
 }
 
 static void choose_tile(pass *w) {
@@ -136,6 +143,15 @@ static void carve_evidence(mem_carver *m, pass *w) {
     w->evidence_layer = mem_carve(m, 3 * rows, sizeof *w->evidence_layer);
 }
 
+static void carve_widths(mem_carver *m, pass *w) {
+    size_t threads = w->width.n ? (size_t)pool_threads(w->p) : 0, rows = LAYER_ROWS * (size_t)(1 + w->n_streams);
+    widths_carve(m, &w->width);
+    for (int k = 0, next = 0; k < KV_WIDTHS; k++) w->slot[k] = w->width.of[k].wanted ? next++ : -1;
+    w->mean = mem_carve(m, threads * LAYER_ROWS * (size_t)w->group * (size_t)w->n_streams, sizeof *w->mean);
+    w->wide = mem_carve(m, threads * (size_t)w->width.n * rows * w->stride, sizeof *w->wide);
+    w->sight = mem_carve(m, threads * 2 * w->stride / KERNEL_LANES, sizeof *w->sight);
+}
+
 /* Carve what all runs share (NULL: only count). */
 static size_t carve_pass(pass *w, void *block) {
     mem_carver m = {.base = block};
@@ -146,6 +162,7 @@ static size_t carve_pass(pass *w, void *block) {
     w->rows = mem_carve(&m, heads * (size_t)w->tile * w->stride, sizeof *w->rows);
     hindsight_carve(w, &m);
     carve_evidence(&m, w);
+    carve_widths(&m, w);
     size_t dim = (size_t)w->m->head_dim, sets = (size_t)w->n_sets;
     w->values = mem_carve(&m, sets ? (size_t)w->m->n_kv_head * w->stride * dim : 0, sizeof *w->values);
     size_t priced = (size_t)w->group * (size_t)w->n_streams;
@@ -288,6 +305,7 @@ static int work_layers(pass *w, double progress) {
         int code = trace_layer_open(w->t, w->seq, w->layer, w->o->form, w->p, &w->attention);
         if (!code) code = layer_work(w, progress + (double)w->layer * w->n_tokens);
         estimate_streams_free(&w->streams);
+        widths_close(&w->width);
         trace_layer_close(w->attention);
         w->attention = NULL;
         TRY(code);
@@ -334,6 +352,7 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     for (size_t i = 0; i < n && !code; i++) {
         const sim_config *c = &configs[from + i];
         w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = needs_given(c, given)};
+        w->runs[i].is_quantised = w->width.n && kv_bits_quantised(c);
         w->runs[i].n_units = units_of(w, c, w->runs[i].is_given);
         w->runs[i].future = hindsight_of(w, c);
         code = start_run(w, &w->runs[i]);
@@ -387,6 +406,7 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     *cost = (sweep_cost){0};
     TRY(sweep_check_sequence(t, seq, configs[0].n_prompt, options));
     for (size_t i = 0; i < n; i++) TRY(sweep_check_policy(t, seq, &configs[i]));
+    for (size_t i = 0; i < n; i++) TRY(kv_bits_check(t, seq, options->form, &configs[i]));
     pass w = {.t = t, .seq = seq, .m = m, .s = s, .o = options, .p = p, .n_tokens = s->n_tokens};
     w.n_prompt = configs[0].n_prompt;
     w.stride = kernel_pad((size_t)s->n_tokens);
@@ -403,7 +423,8 @@ int sweep_sequence(trace *t, size_t seq, const sim_config *configs, size_t n, co
     size_t bytes = carve_pass(&w, NULL), streams = (size_t)m->n_head * (size_t)w.n_fixed * w.stride * sizeof(float);
     size_t gradients = w.n_sets ? trace_layer_grad_bytes(t, seq, w.tile) : 0;
     cost->fixed = bytes + streams + gradients + trace_layer_bytes(t, seq, options->form);
-    cost->fixed += layer_data_bytes(t, seq, needs);
+    cost->fixed += layer_data_bytes(t, seq, w.width.n ? needs | NEEDS_KEYS : needs); /* keys are loaded once for both */
+    if (w.width.n) cost->fixed += (size_t)w.width.n * streams + row_q_bytes(&w);
     for (size_t i = 0; i < n && !given; i++) together |= together_wanted(&configs[i]);
     if (together) cost->fixed += together_fixed_bytes(t, seq, options->form, needs);
     void *block = code ? NULL : mem_new(bytes, 1, "sweep");

@@ -204,7 +204,8 @@ static int plan_given(job *j, size_t config) {
     if (!lifetimes_get_seq(j->given, config, j->seq)) return 0;
     TRY(add_row(j, j->n_runs, &r));
     TRY(add_run(j, &(run){.config = {.n_prompt = n_prompt}, .given = config, .family = -1}));
-    return results_key_of_given(trace_label(j->trace), j->given, config, j->seq, n_prompt, &r->key);
+    sim_config c = results_config_of_given(j->given, config, j->seq, n_prompt);
+    return results_key_of_given(trace_label(j->trace), j->given, config, j->seq, &c, &r->key);
 }
 
 static int plan(job *j) {

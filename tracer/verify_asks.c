@@ -45,6 +45,7 @@ static int read_count(const csv *c, size_t at, size_t end, size_t *out) {
 static int read_rows(table *t, const char *label, size_t n_sequences) {
     const csv *c = &t->file;
     size_t column[N_TEXTS], seq_column, prompt_column, n_prompt;
+    const size_t bits[] = {csv_find(c, "kv_bits"), csv_find(c, "pending_bits")};
     bool more;
     for (size_t i = 0; i < N_TEXTS; i++) TRY(csv_need(c, texts[i].column, &column[i]));
     TRY(csv_need(c, "seq", &seq_column));
@@ -55,6 +56,12 @@ static int read_rows(table *t, const char *label, size_t n_sequences) {
         row r = {.line = c->line};
         for (size_t i = 0; i < N_TEXTS; i++) *(const char **)((char *)&r + texts[i].offset) = c->field[column[i]];
         if (strcmp(r.trace, label) != 0) continue;
+        for (size_t i = 0; i < 2; i++)
+            if (bits[i] != CSV_ABSENT && strcmp(c->field[bits[i]], "16") != 0)
+                return err_set(ERR_DATA,
+                               "%s:%zu: %s is %s, but a rerun keeps keys and values as they are: give results of a "
+                               "sweep at 16 bits",
+                               c->path, c->line, c->column[bits[i]], c->field[bits[i]]);
         TRY(read_count(c, seq_column, n_sequences, &r.seq));
         TRY(read_count(c, prompt_column, INT32_MAX, &n_prompt));
         r.n_prompt = (int32_t)n_prompt;

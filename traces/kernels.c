@@ -282,7 +282,8 @@ INLINE v16i reachable(size_t b, size_t first, size_t last) {
     return (i >= splat_i((int32_t)first)) & (i <= splat_i((int32_t)last));
 }
 
-INLINE double softmax_of(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at) {
+INLINE double exponentials_of(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at,
+                              float *max) {
     size_t b0 = first / LANES, b1 = last / LANES;
     if (b0) memset(row, 0, b0 * LANES * sizeof *row);
     v16f top = splat(-INFINITY), bad = splat(0.0f);
@@ -297,24 +298,35 @@ INLINE double softmax_of(float *row, size_t first, size_t last, float softcap, c
         store(row + b * LANES, x);
     }
     if (isnan(total(bad))) return NAN;
-    float max = top[0];
+    *max = top[0];
     for (int l = 1; l < LANES; l++)
-        if (top[l] > max) max = top[l];
-    v16f sum = splat(0.0f);
+        if (top[l] > *max) *max = top[l];
+    v16f sum = splat(0.0f), largest = splat(*max);
     for (size_t b = b0; b <= b1; b++) {
-        v16f e = exp16(load(row + b * LANES) - splat(max));
+        v16f e = exp16(load(row + b * LANES) - largest);
         sum += e;
         store(row + b * LANES, e);
     }
-    double z = total(sum);
+    return total(sum);
+}
+
+INLINE double softmax_of(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at) {
+    float max;
+    double z = exponentials_of(row, first, last, softcap, evict_at, &max);
+    if (isnan(z)) return NAN;
     v16f inverse = splat((float)(1.0 / z));
-    for (size_t b = b0; b <= b1; b++) store(row + b * LANES, load(row + b * LANES) * inverse);
+    for (size_t b = first / LANES; b <= last / LANES; b++) store(row + b * LANES, load(row + b * LANES) * inverse);
     return (double)max + log(z);
 }
 
 static double softmax(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at) {
     if (evict_at) return softmax_of(row, first, last, softcap, evict_at);
     return softcap > 0 ? softmax_of(row, first, last, softcap, NULL) : softmax_of(row, first, last, 0.0f, NULL);
+}
+
+static double exponentials(float *row, size_t first, size_t last, float softcap, float *top) {
+    return softcap > 0 ? exponentials_of(row, first, last, softcap, NULL, top)
+                       : exponentials_of(row, first, last, 0.0f, NULL, top);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------------------------- */
@@ -620,6 +632,7 @@ const kernel_table KERNELS = {
     .pack_keys = pack_keys,
     .scores = scores,
     .softmax = softmax,
+    .exponentials = exponentials,
     .sum = sum,
     .normalise = normalise,
     .dot = dot,

@@ -45,6 +45,10 @@ typedef struct kernel_table {
      * NaN when any of the scores in reach is not finite. */
     double (*softmax)(float *row, size_t first, size_t last, float softcap, const int32_t *evict_at);
 
+    /* The same without the division: each score in reach becomes exp(score - the largest), which *top receives. Returns
+     * their sum, NaN when any of the scores in reach is not finite. */
+    double (*exponentials)(float *row, size_t first, size_t last, float softcap, float *top);
+
     /* Sum of a padded row's n entries (lanes f32, total f64). */
     double (*sum)(const float *x, size_t n);
     /* Divide a padded row by `sum` of its n entries, in place; those before `first` are zero. Returns the sum, or NaN

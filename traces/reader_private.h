@@ -45,6 +45,8 @@ struct trace_layer {
     char *tile, *next_tile;  /* [n_head][tiles across][rows][cols] values as stored */
     size_t head_bytes, tile_bytes;
     float *q, *next_q; /* factored: [n_head][rows][dim] */
+    float *row_q;      /* [n_head][n_row_q][dim] queries of the rows read last; NULL unless kept */
+    int32_t n_row_q;
 
     float *keys; /* factored: of each kv head, packed */
     size_t keys_stride;

@@ -174,6 +174,7 @@ void trace_layer_close(trace_layer *l) {
     tiles_close(&l->source);
     mem_free(l->q);
     mem_free(l->next_q);
+    mem_free(l->row_q);
     mem_free(l->keys);
     mem_free(l->v);
     mem_free(l->plain_k);
@@ -348,17 +349,38 @@ static int rows_task(void *context, size_t task, int worker) {
     return 0;
 }
 
+int trace_layer_keep_q(trace_layer *l, int32_t rows) {
+    size_t heads = (size_t)l->t->model.n_head;
+    l->row_q = l->dense ? NULL : mem_new(heads * (size_t)rows * l->dim, sizeof *l->row_q, "queries");
+    if (l->dense) return err_set(ERR_DATA, "%s: queries were asked of attn/probs", l->t->path);
+    return l->row_q ? 0 : ERR_DATA;
+}
+
+const float *trace_layer_row_q(const trace_layer *l, int head) {
+    return l->row_q + (size_t)head * (size_t)l->n_row_q * l->dim;
+}
+
+/* Rows done .. done+now-1 of those asked for are in the band at hand, from its row `at` on. */
+static void keep_queries(trace_layer *l, int32_t at, int32_t done, int32_t now) {
+    size_t dim = l->dim;
+    for (size_t h = 0; h < (size_t)l->t->model.n_head; h++)
+        memcpy(l->row_q + (h * (size_t)l->n_row_q + (size_t)done) * dim,
+               l->q + (h * (size_t)l->source.rows + (size_t)at) * dim, (size_t)now * dim * sizeof *l->q);
+}
+
 int trace_layer_rows(trace_layer *l, int32_t row0, int32_t n, float *rows, size_t stride, pool *p) {
     if (row0 < 0 || n < 0 || n > l->n_tokens - row0 || stride < kernel_pad((size_t)row0 + (size_t)n) ||
         stride % KERNEL_LANES)
         return err_set(ERR_DATA, "internal error: rows %d + %d of %d at stride %zu", row0, n, l->n_tokens, stride);
     int32_t high = l->source.rows, done = 0;
+    l->n_row_q = n;
     while (done < n) {
         int32_t row = row0 + done, left = high - row % high, now = n - done < left ? n - done : left;
         TRY(load_band(l, row / high, p));
         rows_job j = {
             l, row, now, (now + TASK_ROWS - 1) / TASK_ROWS, rows + (size_t)done * stride, stride, (size_t)n * stride};
         TRY(pool_run(p, (size_t)l->t->model.n_head * (size_t)j.tasks_each, rows_task, &j));
+        if (l->row_q) keep_queries(l, row % high, done, now);
         done += now;
     }
     return 0;

@@ -81,6 +81,12 @@ void trace_layer_close(trace_layer *l); /* accepts NULL */
  * that cannot be normalised (sum 0, not finite) is an error naming layer, head and row. */
 int trace_layer_rows(trace_layer *l, int32_t row0, int32_t n, float *rows, size_t stride, pool *p);
 
+/* Factored form only: from now on trace_layer_rows, for up to `rows` rows at a time, also keeps their queries. Adds
+ * n_head * rows * head_dim f32. */
+int trace_layer_keep_q(trace_layer *l, int32_t rows);
+/* The queries of the rows read last, [n][head_dim] f32, owned by the layer. */
+const float *trace_layer_row_q(const trace_layer *l, int head);
+
 /* Read ahead what row `row`, and its gradients where some were read before, will need: on the calling thread, any one,
  * beside others that work on rows, gradients and values that they have already. A row behind the last one needs
  * nothing. */

@@ -15,7 +15,7 @@ if ORACLE not in sys.path:
     sys.path.append(ORACLE)
 
 KEY = ["trace", "seq", "policy", "spec", "resolved", "budget_asked", "budget", "lag", "hold", "sinks", "unit",
-       "schedule", "pending", "n_prompt"]  # fmt: skip
+       "schedule", "pending", "kv_bits", "pending_bits", "n_prompt"]  # fmt: skip
 NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "dloss_est", "dloss_lo", "dloss_hi", "kl_est",
            "kl_lo", "kl_hi", "retained", "footprint", "peak", "evictions", "evict_batches", "resident", "kv_bytes", "score_updates",
            "decode_us"]  # fmt: skip

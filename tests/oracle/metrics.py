@@ -3,6 +3,7 @@ import functools
 
 import numpy as np
 
+import kv_bits
 from philox import normal
 from tracefile import counted_steps, rows_of, visible_mask
 
@@ -110,17 +111,9 @@ def evictions_of(trace, evict_at, unit):
     return evictions / len(units), batches / len(units)
 
 
-def kv_bytes(trace, evict_at, n_prompt):
-    """Mean over the steps after the prompt of what all heads read: k and v of every visible entry, 2 bytes a number."""
-    T, total = evict_at.shape[-1], 0
-    for life in evict_at.reshape(-1, T):
-        for t in range(n_prompt, T):
-            total += (life[:t + 1] > t).sum() * 2 * trace.head_dim * 2
-    return total / (T - n_prompt)
-
-
-def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact=False):
-    """Every number of a results row and its blocks that lifetimes determine; what the trace cannot give is absent."""
+def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact=False, bits=None):
+    """Every number of a results row and its blocks that lifetimes determine; what the trace cannot give is absent.
+    bits: (kv_bits, pending_bits, hold) of a quantised cache."""
     s = trace.seqs[sequence]
     counted = counted_steps(s, n_prompt)
     if not counted.any():
@@ -136,7 +129,7 @@ def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact
         "peak": sizes.max(axis=1).mean(),
         "evictions": evictions, "evict_batches": batches,
         "resident": sizes[:, n_prompt:].mean(),
-        "kv_bytes": kv_bytes(trace, evict_at, n_prompt),
+        "kv_bytes": kv_bits.kv_bytes(trace, evict_at, n_prompt, *(bits or ())),
         "block_lost_mass": block_sums(m.mean(axis=(0, 1)) * counted, s.T, n_prompt),
         "block_steps": block_sums(counted.astype(int), s.T, n_prompt),
         "head_lost_mass": m[:, :, counted].mean(axis=2),
@@ -144,7 +137,7 @@ def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact
     if s.probes is not None:
         out["retained"] = np.mean([[step < life[int(i)] for i, step in s.probes] for life in units])
     if s.v is not None:
-        delta = output_change(trace, s, evict_at, form)
+        delta = kv_bits.output_change(trace, s, evict_at, *bits) if bits else output_change(trace, s, evict_at, form)
         if trace.wo is not None:
             out["out_err"] = out_err(trace, s, delta, n_prompt, exact)
         if s.grad_loss is not None and s.grad_fisher is not None:

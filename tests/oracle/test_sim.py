@@ -124,10 +124,10 @@ def close(theirs, ours, scale=0.0):
     return theirs.shape == ours.shape and np.all(np.abs(theirs - ours) <= 1e-7 + 1e-4 * np.maximum(np.abs(ours), scale))
 
 
-def check_numbers(results, r, trace, evict_at, counts, form="auto", exact=False, n_prompt=None):
+def check_numbers(results, r, trace, evict_at, counts, form="auto", exact=False, n_prompt=None, bits=None):
     """Row r and its blocks against metrics.py. counts: the (evictions, batches) that may stand there."""
     row, sequence = results.rows[r], int(results.rows[r]["seq"])
-    ours = measure(trace, sequence, evict_at, n_prompt, row["unit"], form, exact)
+    ours = measure(trace, sequence, evict_at, n_prompt, row["unit"], form, exact, bits)
     for name in NUMBERS:
         if row.get(name, "") == "":
             assert name not in ours or name in ("out_err", "dloss_first", "fisher"), f"{name} is empty in {row}"

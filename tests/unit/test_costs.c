@@ -77,9 +77,9 @@ static void decoding_begins_after_the_prompt(void **state) {
     int32_t scratch[6];
     for (int32_t n_prompt = 0; n_prompt < 4; n_prompt++) {
         footprint f = {0};
-        footprint_add(&f, evict_at, 4, n_prompt, 0, NULL, 0, scratch);
+        footprint_add(&f, evict_at, 4, n_prompt, 0, 0, NULL, 0, scratch);
         assert_true(f.visible == 7 && f.decoded == decoded[n_prompt]);
-        footprint_add(&f, evict_at, 4, n_prompt, 0, NULL, 0, scratch);
+        footprint_add(&f, evict_at, 4, n_prompt, 0, 0, NULL, 0, scratch);
         assert_true(f.decoded == 2 * decoded[n_prompt] && f.units == 2);
     }
 }

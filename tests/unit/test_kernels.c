@@ -198,6 +198,32 @@ static void softmax_matches_plain(void **state) {
     }
 }
 
+static void exponentials_match_plain(void **state) {
+    (void)state;
+    const kernel_table *list[3];
+    int n_tables = kernels_available(list);
+    for (int table = 0; table < n_tables; table++) {
+        /* exp(-1), 1, exp(-3); entries 0 and 4 are out of reach. */
+        float by_hand[16] __attribute__((aligned(64))) = {9, 1, 2, -1, 9}, top;
+        double z = list[table]->exponentials(by_hand, 1, 3, 0, &top);
+        assert_true(top == 2 && fabs(z - (1 + exp(-1) + exp(-3))) < 1e-6);
+        assert_true(by_hand[0] == 0 && by_hand[2] == 1 && fabs((double)by_hand[3] - exp(-3)) < 1e-7 && by_hand[4] == 0);
+        float bad[16] __attribute__((aligned(64))) = {1, NAN};
+        assert_true(isnan(list[table]->exponentials(bad, 0, 1, 0, &top)));
+        for (int cap = 0; cap <= 20; cap += 20) {
+            float *a = array(N, 9), *b = array(N, 9), *p = array(N, 9), top_b;
+            z = list[0]->exponentials(a, 3, N - 2, (float)cap, &top);
+            assert_true(z == list[table]->exponentials(b, 3, N - 2, (float)cap, &top_b) && top == top_b);
+            assert_memory_equal(a, b, N * sizeof *a);
+            list[table]->softmax(p, 3, N - 2, (float)cap, NULL);
+            for (size_t i = 0; i < N; i++) assert_true(p[i] == a[i] * (float)(1 / z));
+            mem_free(a);
+            mem_free(b);
+            mem_free(p);
+        }
+    }
+}
+
 static void sums_match_plain(void **state) {
     (void)state;
     const kernel_table *list[3];
@@ -389,6 +415,7 @@ int main(void) {
         cmocka_unit_test(rows_are_divided_by_their_sums),
         cmocka_unit_test(scores_are_dot_products),
         cmocka_unit_test(softmax_matches_plain),
+        cmocka_unit_test(exponentials_match_plain),
         cmocka_unit_test(sums_match_plain),
         cmocka_unit_test(lowest_is_the_first_of_equals),
         cmocka_unit_test(means_add_up),

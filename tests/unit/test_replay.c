@@ -115,7 +115,7 @@ static void every_never_exceeds_the_budget(void **state) {
     assert_int_equal(o.evict_at[3], 12);
     footprint f = {0};
     int32_t scratch[T_MAX];
-    footprint_add(&f, o.evict_at, 14, 0, 0, NULL, 0, scratch);
+    footprint_add(&f, o.evict_at, 14, 0, 0, 0, NULL, 0, scratch);
     assert_true(f.peak == 9); /* 8 residents and the arriving one see each other in its row */
     assert_true(f.evictions == 7 && f.batches == 2);
 }
@@ -189,7 +189,7 @@ static void a_window_expires_free_of_charge(void **state) {
     footprint f = {0};
     int32_t scratch[T_MAX];
     outcome full = replay_one("full", &(setting){.budget = "3", .n_tokens = 8, .window = 4}, NULL, 1, NULL);
-    footprint_add(&f, full.evict_at, 8, 0, 4, NULL, 0, scratch);
+    footprint_add(&f, full.evict_at, 8, 0, 4, 0, NULL, 0, scratch);
     assert_true(f.evictions == 0 && f.peak == 4 && f.visible == 1 + 2 + 3 + 4 * 5);
 }
 
@@ -213,7 +213,7 @@ static void delta_of_one_evicted_entry(void **state) {
     estimate_row row;
     double out[3][2];
     estimate_lost lost[] = {{&first, 1, out[0], 0}, {&both, 2, out[1], 0}, {&none, 0, out[2], 0}};
-    estimate_prepare(a, 2, (const float *const[]){v}, 1, 16, d, &row);
+    estimate_prepare(a, 2, (const float *const[]){v}, 1, 16, d, NULL, &row);
     estimate_masked(&row, 1, lost, 2, lanes);
     assert_true(fabs(out[0][0] - .5) < 1e-6 && fabs(out[0][1] - .7) < 1e-6);
     assert_true(fabs(out[1][0] - .8) < 1e-6 && fabs(out[1][1] - 1.3) < 1e-6); /* the visible side is summed */
@@ -243,7 +243,7 @@ static void many_streams_and_pieces_sum_up(void **state) {
     }
     for (int k = 0; k < STREAMS; k++) stream[k] = s + k * STRIDE;
     for (int h = 0; h < HEADS; h++)
-        estimate_prepare(a + h * STRIDE, T - 1, stream, STREAMS, STRIDE, d + h * STREAMS * STRIDE, &rows[h]);
+        estimate_prepare(a + h * STRIDE, T - 1, stream, STREAMS, STRIDE, d + h * STREAMS * STRIDE, NULL, &rows[h]);
     for (int c = 0; c < CONFIGS; c++) lost[c] = (estimate_lost){gone[c], 1000 * (c + 1), out[c][0], 0};
     estimate_masked(rows, HEADS, lost, CONFIGS, lanes);
     for (int c = 0; c < CONFIGS; c++)
