@@ -5,7 +5,8 @@
  *
  *     init      once per configuration, after its parameters are resolved
  *     observe   in every step, after the new entry was appended and the unit's row was taken over the residents
- *     score     only when something must leave, after observe of the same step
+ *     score     after observe of the same step, once at most: when something must leave, or when the score of an entry
+ *               is frozen (cutoff), which may be within the prompt
  *
  * A policy keeps its per-entry memory in `fields`: arrays of f64 parallel to the residents, which the engine shifts
  * when entries leave and zeroes when one arrives; and what belongs to the unit as a whole (a mean key, a count) in

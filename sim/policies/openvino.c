@@ -44,8 +44,10 @@ static void observe(const policy_setup *s, const policy_view *v) {
 static const double *score(const policy_setup *s, const policy_view *v, double *scratch) {
     if (policy_get(s, "aggregate")->word == PLAIN) return v->field[SUM];
     int32_t first = first_row(s, v);
-    for (int32_t j = 0; j < v->n; j++)
-        scratch[j] = v->field[SUM][j] / (v->t - (v->entry[j] < first ? first : v->entry[j]) + 1);
+    for (int32_t j = 0; j < v->n; j++) {
+        int32_t rows = v->t - (v->entry[j] < first ? first : v->entry[j]) + 1;
+        scratch[j] = v->field[SUM][j] / (rows < 1 ? 1 : rows); /* a cut-off may ask before the first row */
+    }
     return scratch;
 }
 

@@ -214,6 +214,8 @@ KNOBS = {
     "lag_size": ("", "8", "16"), "cross_scoring": ("lag_size=8", "no", "yes"),
     "leverage_type": ("", "kv_product", "value"), "local_window_size": ("", "16", "0"), "n_future": ("", "512", "3"),
     "use_covariance": ("", "yes", "no"), "use_vnorm": ("", "yes", "no"), "epsilon": ("", "0", "0.02"),
+    "cutoff": ("", "1", "100"), "share": ("unit=head", "none", "layer"), "floor": ("unit=head,share=layer", "0", "1"),
+    "taper": ("hold=1", "1", "2"), "prompt": ("", "none", "random(hold=9)"),
 }  # fmt: skip
 CONTEXT = {("mix", "tau"): "evidence=attn,memory=age", ("mix", "seed"): "evidence=random,memory=static",
            ("mix", "evidence"): "memory=sum", ("mix", "memory"): "",
@@ -223,9 +225,11 @@ NEEDED = {"mix": "memory=last", "oracle": "mass", "lagkv": "lag_size=8"}
 ROOM = {"snapkv": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
         "h2o-openvino": ["--prompt", "120", "-b", "180"]}
 # The newest entries score highest and every head decides alike, so these change nothing by their meaning.
-NO_MATTER = {(p, k) for p in ("window", "streaming") for k in ("hold", "unit")}
+NO_MATTER = {(p, k) for p in ("window", "streaming") for k in ("hold", "unit", "share", "floor")}
 # Windows of 16 or more rank first anyway; the young have had few rows to be charged in.
 NO_MATTER |= {(p, "hold") for p in ("snapkv", "snapkv-w32-k5-avg", "snapkv-w32-k7-max", "gkv", "scissorhands")}
+# What is fixed at arrival has no evidence that could be cut off.
+NO_MATTER |= {(p, "cutoff") for p in ("window", "streaming", "random", "knorm")}
 TAKES_NO_ROW = {"window", "streaming", "random", "oracle", "rkv", "knorm", "keydiff", "lagkv", "cur", "expected"}
 
 
@@ -240,6 +244,11 @@ def test_every_parameter_changes_something(sim_traces, tmp_path, policy):
         context = CONTEXT.get((name, key), ",".join(x for x in (NEEDED.get(name), context) if x))
         specs = [f"{name}({','.join(x for x in (context, f'{key}={v}') if x)})" for v in values]
         args = [sim_traces / "real.h5", "--pending", "both", "--metrics", "lost_mass", *ROOM.get(name, ["-b", "40"])]
+        if key == "prompt" and "--prompt" not in args:
+            args += ["--prompt", "90"]
+        if key == "cutoff" and name == "oracle":
+            assert kvlag("sim", *args, "-o", tmp_path / "n.csv", *ask(specs[1])).returncode == 2
+            continue
         if key == "row" and name in TAKES_NO_ROW:
             assert kvlag("sim", *args, "-o", tmp_path / "n.csv", *ask(specs[1])).returncode == 2
             continue
