@@ -546,8 +546,7 @@ static int resolve_all(const sim_ask *ask, bool is_shared, int32_t n_tokens, sim
 
 int sim_config_resolve(const sim_ask *ask, const sim_flags *flags, int32_t n_tokens, int32_t n_prompt,
                        sim_config *out) {
-    *out = (sim_config){
-        .setup = {.policy = ask->policy}, .lag = -1, .cutoff = -1, .kv_bits = 16, .pending_bits = 16};
+    *out = (sim_config){.setup = {.policy = ask->policy}, .lag = -1, .cutoff = -1, .kv_bits = 16, .pending_bits = 16};
     out->waits = strcmp(ask_text(ask, "hold"), "lag") == 0;
     out->n_prompt = flags->n_prompt >= 0 ? flags->n_prompt : n_prompt;
     out->budget = ask->policy->params[0].name ? budget_tokens(ask->budget, n_tokens) : n_tokens;

@@ -218,7 +218,7 @@ static int plan_request(const question *q, plan *p, found *f, size_t i) {
     plan_row *row;
     TRY(add_row(p, 0, number_request(q, p, i), p->n_units, &row));
     TRY(results_key_of(trace_label(q->trace[0]), r->seq, &r->config, &row->key));
-    return add_config(f, &(sim_config){.n_prompt = r->config.n_prompt});
+    return add_config(f, &(sim_config){.n_prompt = r->config.n_prompt, .kv_bits = 16, .pending_bits = 16});
 }
 
 /* Keep this shard's configurations of a sequence; the others are released. */

@@ -136,7 +136,7 @@ static const policy_layer *random_layer(void) {
     return &layer;
 }
 
-static void replay_config(const sim_config *c, int32_t n_tokens, int32_t window) {
+static void replay_one(const sim_config *c, int32_t n_tokens, int32_t window) {
     float row[HEADS][MOST_TOKENS + KERNEL_LANES] = {0}, evidence[MOST_TOKENS + KERNEL_LANES] = {0};
     double future[MOST_TOKENS];
     int32_t evict_at[MOST_TOKENS + KERNEL_LANES];
@@ -168,7 +168,7 @@ static void resolve(const call *c, const sim_asks *asks) {
         mem_free(name);
         if (sim_config_resolve(&asks->ask[i], &c->flags, c->n_tokens, c->n_prompt, &config) == 0) {
             check_config(&config, c->n_tokens);
-            if (replayed++ < MOST_REPLAYED) replay_config(&config, c->n_tokens, replayed % 2 ? 0 : WINDOW);
+            if (replayed++ < MOST_REPLAYED) replay_one(&config, c->n_tokens, replayed % 2 ? 0 : WINDOW);
         } else {
             check(*err_message());
         }
