@@ -428,7 +428,7 @@ static void evict_blocks(replay *const *units, int n, int64_t k) {
         r->scores = r->score;
     }
     while (k > 0) {
-        block b = {NULL};
+        block b = {.r = NULL};
         for (int u = 0; u < n; u++)
             if (counted_of(units[u]) > units[u]->limits.least) choose_block(units[u], &b);
         if (!b.r) return;
