@@ -432,6 +432,21 @@ def test_texts_without_a_configuration_in_common(tmp_path):
     assert sorted(os.listdir(tmp_path / "o")) == ["fidelity.dat", "fidelity.gp"]
 
 
+def test_precision_is_part_of_a_configuration(tmp_path):
+    """Rows that differ in kv_bits alone are two curves; a rerun, or an older file, is of 16 bits."""
+    _, truth, rows, _ = write_estimated(tmp_path)
+    both = [dict(r, kv_bits=b, pending_bits=b) for b in ("16", "4") for r in rows]
+    more = write_csv(tmp_path / "bits.csv", both, COLUMNS + ["kv_bits", "pending_bits", "n_prompt"])
+    p = analyze(more, truth, "-o", tmp_path / "o", "--format", "term")
+    assert "oracle(mass,hold=lag), kv_bits 4, pending_bits 4" in p.stdout and "left out" not in p.stderr
+    plain = analyze(write_csv(tmp_path / "plain.csv", rows, COLUMNS + ["n_prompt"]), truth, "-o", tmp_path / "p", "--format", "term")
+    part = lambda text: text[text.index("Estimates against true reruns"):]  # noqa: E731
+    assert part(p.stdout) == part(plain.stdout)
+    only = write_csv(tmp_path / "only.csv", both[len(rows):], COLUMNS + ["kv_bits", "pending_bits", "n_prompt"])
+    p = analyze(only, truth, "-o", tmp_path / "q", code=1)
+    assert "have no configuration in common" in p.stderr and "kv_bits 4, pending_bits 4; trace" in p.stderr
+
+
 def test_truth_without_estimates(tmp_path):
     """A trace without gradients: what there is is held against the truth, and the figure says what it lacks."""
     _, truth, rows, _ = write_estimated(tmp_path)

@@ -107,6 +107,16 @@ def test_whatever_is_measured(folder, tmp_path, metrics):
     equal(tmp_path / "r.csv", tmp_path / "m.csv")
 
 
+def test_shards_of_a_sweep_over_precision(folder, tmp_path):
+    args = ["-p", "rmm", "-p", "h2o", "-p", "full", "-b", "20%,18", "-L", "4", "--kv-bits", "16,4", "--pending-bits", "8"]
+    traces = [folder / f"{ODD}.h5"]
+    rows = sim(tmp_path / "r.csv", *traces, *args)
+    assert {(r["kv_bits"], r["pending_bits"]) for r in rows} == {("16", "16"), ("4", "4"), ("16", "8"), ("4", "8")}
+    parts = [shard(tmp_path, k, 3, args=args, traces=traces) for k in (1, 2, 3)]
+    merge(tmp_path / "m.csv", parts)
+    equal(tmp_path / "m.csv", tmp_path / "r.csv")
+
+
 def test_shards_from_machines_of_different_kinds(folder, tmp_path):
     """Other instruction sets, threads and folders; the traces' own names count, not where they are."""
     elsewhere = tmp_path / "elsewhere"

@@ -190,6 +190,14 @@ def test_rows_of_results(folder, results, verify):
     assert asked and all(by_key[key_of(r)] == r for r in asked)
 
 
+def test_quantised_rows_are_not_rerun(folder, tmp_path):
+    well("sim", "t.h5", "-o", tmp_path / "q.csv", "-p", "h2o", "-p", "rmm(lag=2)", "-b", "8", "--kv-bits", "16",
+         "--pending-bits", "16,4", cwd=folder)  # fmt: skip
+    line = next(n for n, x in enumerate(open(tmp_path / "q.csv"), 1) if ",16,4," in x)
+    p = kvlag("verify", folder / "tiny.gguf", folder / "t.h5", tmp_path / "q.csv", "-o", tmp_path / "v.csv")
+    assert p.returncode == 1 and f"q.csv:{line}: pending_bits is 4" in p.stderr, p.stderr
+
+
 def test_lifetimes_give_the_same_costs(folder, results, verify):
     of_rows, _ = verify(results)
     of_lifetimes, _ = verify("--from-lifetimes", folder / "l.h5")
