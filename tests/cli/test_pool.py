@@ -118,6 +118,7 @@ def test_who_finds_no_room_waits(sim_traces, tmp_path):
     (["--pool", "-p"], ["--pool", 40]), (["-b", "10,20"], ["--pool", 40, "-p", "h2o", "-b", "10,20"]),
     ("shards", ["--pool", 40, "-p", "h2o", "--shard", "1/2"]), ("--resume", ["--pool", 40, "-p", "h2o", "--resume"]),
     ("--pending", ["--pool", 40, "-p", "rmm", "--pending", "free"]),
+    ("--kv-bits", ["--pool", 40, "-p", "rmm", "--kv-bits", "8"]),
     ("--from-lifetimes", ["--pool", 40, "--from-lifetimes", "x.h5"]), ("one trace", ["short.h5", "--pool", 40, "-p", "h2o"]),
     ("unit=model", ["--pool", 40, "-p", "h2o", "--unit", "model"]), ("share", ["--pool", 40, "-p", "ada(h2o)"]),
     ("taper", ["--pool", 40, "-p", "pyramid(h2o)"]), ("full run", ["--pool", 40, "-p", "oracle(mass)"]),
