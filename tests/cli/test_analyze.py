@@ -437,10 +437,11 @@ def test_precision_is_part_of_a_configuration(tmp_path):
     _, truth, rows, _ = write_estimated(tmp_path)
     both = [dict(r, kv_bits=b, pending_bits=b) for b in ("16", "4") for r in rows]
     more = write_csv(tmp_path / "bits.csv", both, COLUMNS + ["kv_bits", "pending_bits", "n_prompt"])
-    p = analyze(more, truth, "-o", tmp_path / "o", "--format", "term")
+    p = analyze(more, truth, "-o", tmp_path / "o", "--figures", "fidelity")
     assert "oracle(mass,hold=lag), kv_bits 4, pending_bits 4" in p.stdout and "left out" not in p.stderr
-    plain = analyze(write_csv(tmp_path / "plain.csv", rows, COLUMNS + ["n_prompt"]), truth, "-o", tmp_path / "p", "--format", "term")
-    part = lambda text: text[text.index("Estimates against true reruns"):]  # noqa: E731
+    plain = analyze(write_csv(tmp_path / "plain.csv", rows, COLUMNS + ["n_prompt"]), truth, "-o", tmp_path / "p", "--figures",
+                    "fidelity")
+    part = lambda text: text[text.index("Estimates against true reruns"):].split("\n/")[0]  # noqa: E731
     assert part(p.stdout) == part(plain.stdout)
     only = write_csv(tmp_path / "only.csv", both[len(rows):], COLUMNS + ["kv_bits", "pending_bits", "n_prompt"])
     p = analyze(only, truth, "-o", tmp_path / "q", code=1)

@@ -135,10 +135,11 @@ def test_given_lifetimes(traces, tmp_path):
     check_numbers(mine, 0, trace, life, [evictions_of(trace, life, "head")], n_prompt=13, bits=(4, 4, 0))
 
 
-def test_threads_memory_and_company_do_not_change_a_byte(traces, tmp_path):
+def test_threads_memory_and_processor_do_not_change_a_byte(traces, tmp_path, monkeypatch):
     path, _ = traces["long"]
     files = []
-    for threads, memory in (1, "1G"), (3, "1G"), (1, "6M"):
+    for threads, memory, kernels in (1, "1G", ""), (3, "1G", "avx2"), (1, "6M", "portable"):
+        monkeypatch.setenv("KVLAG_KERNELS", kernels)
         run("sim", path, "-o", tmp_path / "r.csv", "--force", "-p", "h2o", "-p", "rmm(lag=4)", "-b", "40,64", "--kv-bits",
             "16,8,4", "--pending-bits", "16,8", "--threads", threads, "--memory", memory)
         files.append((tmp_path / "r.csv").read_bytes() + (tmp_path / "r.blocks.h5").read_bytes())
