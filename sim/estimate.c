@@ -150,7 +150,7 @@ static int finish(const estimate_row *row, const estimate_lost *lost, double *ou
     return floored;
 }
 
-void estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost, size_t n, float *lanes) {
+int estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost, size_t n, float *lanes) {
     int each = 1 + rows->n_streams, all = n_heads * each;
     int parts = (all + KERNEL_STREAMS_MAX - 1) / KERNEL_STREAMS_MAX, done = 0;
     for (int part = 0; part < parts; part++) {
@@ -164,8 +164,11 @@ void estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost,
         sum_lost(x, take, rows->t + 1, lost, n, (size_t)done, (float(*)[KERNEL_LANES])lanes);
         done += take;
     }
+    int floored = 0;
     for (size_t i = 0; i < n; i++) {
         lost[i].floored = 0;
         for (int h = 0; h < n_heads; h++) lost[i].floored += finish(&rows[h], &lost[i], lost[i].out + h * each);
+        floored += lost[i].floored;
     }
+    return floored;
 }

@@ -52,11 +52,12 @@ typedef struct estimate_lost {
     const uint16_t *gone; /* bit i % 16 of gone[i / 16]: entry i is not visible (of those at or after `end` all are) */
     int32_t end;
     double *out; /* [n_heads][1 + n_streams]: m, then x_k.delta */
+    size_t id;   /* the caller's own */
     int floored; /* heads whose visible mass was floored */
 } estimate_lost;
 
 /* Rows of the query heads of one unit at one step, for n configurations: the masks are of the unit, and the entries
  * are taken in pieces that stay in the first-level cache while the configurations pass. `lanes` holds
- * estimate_lanes(n) f32, 64-byte aligned. */
-void estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost, size_t n, float *lanes);
+ * estimate_lanes(n) f32, 64-byte aligned. Returns how many were floored in all. */
+int estimate_masked(const estimate_row *rows, int n_heads, estimate_lost *lost, size_t n, float *lanes);
 size_t estimate_lanes(size_t n);

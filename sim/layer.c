@@ -40,10 +40,6 @@ void step_streams(const pass *w, int head, int32_t from, int32_t to, int sets, f
 
 /* ---- replay ----------------------------------------------------------------------------------------------------- */
 
-static uint16_t *gone_of(const pass *w, const run *r, int unit, int32_t row) {
-    return r->gone + ((size_t)unit * (size_t)w->tile + (size_t)row) * (w->stride / KERNEL_LANES);
-}
-
 /* The units of a task: one, or all of a layer where they compete. */
 static int units_of_task(const task *k) {
     return k->r->c->share == SHARE_LAYER ? k->r->n_units : 1;
@@ -58,7 +54,7 @@ static void replay_row(pass *w, const task *k, int32_t row) {
         for (int h = u * n; h < (u + 1) * n; h++) heads[h] = row_of(w, h, row);
         if (r->c->needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) full_run_offer(w, r, u, row);
         replay_attend(r->replay[u], w->row0 + row, heads + u * n, &w->facts[w->row0 + row]);
-        replay_gone(r->replay[u], gone_of(w, r, u, row));
+        replay_gone(r->replay[u], price_gone_at(w, r, u, row));
     }
     replay_evict_together(r->replay + k->unit, units);
 }
@@ -72,8 +68,10 @@ static int replay_task(void *context, size_t index, int worker) {
     for (int32_t row = 0; row < w->n_rows; row++)
         for (const task *k = from; k < end; k++) replay_row(w, k, row);
     for (const task *k = from; k < end; k++)
-        for (int u = k->unit; u < k->unit + units_of_task(k); u++)
-            replay_range(k->r->replay[u], &k->r->first_missing[u], &k->r->left_end[u]);
+        for (int u = k->unit; u < k->unit + units_of_task(k); u++) {
+            span *s = price_span(w, k->r, u);
+            replay_range(k->r->replay[u], &s->first_missing, &s->left_end);
+        }
     return 0;
 }
 
@@ -82,13 +80,13 @@ static void load_given(pass *w, run *r) {
     for (int u = 0; u < r->n_units; u++) {
         const int32_t *from = r->given + ((size_t)w->layer * (size_t)w->m->n_kv_head + (size_t)u) * (size_t)w->n_tokens;
         int32_t *to = r->evict_at + (size_t)u * w->stride;
-        r->first_missing[u] = w->n_tokens + 1;
-        r->left_end[u] = 0;
+        span *s = price_span(w, r, u);
+        *s = (span){.first_missing = w->n_tokens + 1};
         for (size_t i = 0; i < w->stride; i++) to[i] = w->n_tokens + 1;
         for (int32_t i = 0; i < w->n_tokens; i++) {
             to[i] = from[i];
-            if (from[i] < r->first_missing[u]) r->first_missing[u] = from[i];
-            if (from[i] <= w->n_tokens) r->left_end[u] = i + 1;
+            if (from[i] < s->first_missing) s->first_missing = from[i];
+            if (from[i] <= w->n_tokens) s->left_end = i + 1;
         }
     }
 }

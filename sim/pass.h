@@ -24,23 +24,25 @@ typedef struct future {
 typedef struct run {
     const sim_config *c;
     sweep_result *out;
-    bool is_given;                     /* its lifetimes are there before it is priced: handed in, or from together.h */
-    const future *future;              /* what its policy looks at, or NULL */
-    int32_t *given;                    /* [n_layer][n_kv_head][T] them */
-    int n_units;                       /* units in a layer: n_kv_head or 1 */
-    bool is_quantised;                 /* delta comes from price_widths.c */
-    replay **replay;                   /* [n_units] */
-    int32_t *evict_at;                 /* [n_units][stride] of the current layer */
-    int32_t *first_missing, *left_end; /* [n_units] see replay_range */
-    uint16_t *gone;                    /* [n_units][tile][stride / 16] what each row of the tile does not see */
-    double *sums;                      /* [tile][n_head][1 + n_streams] of the current tile */
-    double *head_lost;                 /* [n_layer][n_head] sums over counted steps */
-    double *head_first, *head_fisher;  /* [n_layer][n_head] sums over steps, with loss */
-    double *fisher;                    /* [n_fisher][T] sum over layers and heads of g_y.delta so far */
+    bool is_given;                    /* its lifetimes are there before it is priced: handed in, or from together.h */
+    const future *future;             /* what its policy looks at, or NULL */
+    int32_t *given;                   /* [n_layer][n_kv_head][T] them */
+    int n_units;                      /* units in a layer: n_kv_head or 1 */
+    bool is_quantised;                /* delta comes from price_widths.c */
+    replay **replay;                  /* [n_units] */
+    int32_t *evict_at;                /* [n_units][stride] of the current layer */
+    double *head_lost;                /* [n_layer][n_head] sums over counted steps */
+    double *head_first, *head_fisher; /* [n_layer][n_head] sums over steps, with loss */
+    double *fisher;                   /* [n_fisher][T] sum over layers and heads of g_y.delta so far */
     atomic_llong floored;
     double out_err;                 /* sum over layers and counted steps */
     double *step_lost, *step_first; /* [T] sums over layers and heads, where steps are sampled */
 } run;
+
+/* Where something is missing: see replay_range. */
+typedef struct span {
+    int32_t first_missing, left_end;
+} span;
 
 typedef struct task {
     run *r;
@@ -66,7 +68,11 @@ typedef struct pass {
 
     run *runs;
     size_t n_runs;
-    task *tasks; /* replays of a layer, those of one kv head together */
+    /* Of the current tile. Runs stand side by side, since a row is priced for one after another. */
+    span *spans;    /* [n_kv_head][n_runs] by unit */
+    uint16_t *gone; /* [tile][n_kv_head][n_runs][stride / 16] what each row does not see, by unit */
+    double *sums;   /* [tile][n_runs][n_head][1 + n_streams] */
+    task *tasks;    /* replays of a layer, those of one kv head together */
     size_t n_tasks;
 
     uint8_t *counted;    /* [T] */
@@ -157,6 +163,14 @@ const double *hindsight_after(const pass *w, const future *f, int unit, int32_t 
 bool price_wanted(const pass *w, int32_t t);
 /* The mask of what a unit lost before row r of the tile. */
 uint16_t *price_gone_at(const pass *w, const run *r, int unit, int32_t row);
+span *price_span(const pass *w, const run *r, int unit);
+/* Its sums at row `row`, [n_head][1 + n_streams]. */
+double *price_sums(const pass *w, const run *r, int32_t row);
+/* Memory that a run takes for these. */
+size_t price_run_bytes(const pass *w);
+/* Get it for w->n_runs runs; price_close releases it, whatever was got. */
+int price_open(pass *w);
+void price_close(pass *w);
 
 int price_tile(pass *w); /* after the tile's replays */
 int price_finish(pass *w);

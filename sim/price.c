@@ -1,9 +1,12 @@
 /* Pricing: what the lifetimes of each configuration cost in the rows of a tile (DESIGN section 6). */
 #include "base/err.h"
+#include "base/mem.h"
 #include "sim/pass.h"
 
 #include <math.h>
 #include <string.h>
+
+enum { RUNS_A_TASK = 4 };
 
 /* Losses fall on the steps from the end of the prompt to the last one that predicts something. */
 bool price_wanted(const pass *w, int32_t t) {
@@ -12,7 +15,48 @@ bool price_wanted(const pass *w, int32_t t) {
 }
 
 uint16_t *price_gone_at(const pass *w, const run *r, int unit, int32_t row) {
-    return r->gone + ((size_t)unit * (size_t)w->tile + (size_t)row) * (w->stride / KERNEL_LANES);
+    size_t place = ((size_t)row * (size_t)w->m->n_kv_head + (size_t)unit) * w->n_runs + (size_t)(r - w->runs);
+    return w->gone + place * (w->stride / KERNEL_LANES);
+}
+
+span *price_span(const pass *w, const run *r, int unit) {
+    return w->spans + (size_t)unit * w->n_runs + (r - w->runs);
+}
+
+static size_t row_sums(const pass *w) {
+    return (size_t)w->m->n_head * (size_t)(1 + w->n_streams);
+}
+
+double *price_sums(const pass *w, const run *r, int32_t row) {
+    return w->sums + ((size_t)row * w->n_runs + (size_t)(r - w->runs)) * row_sums(w);
+}
+
+static size_t run_masks(const pass *w) {
+    return (size_t)w->tile * (size_t)w->m->n_kv_head * w->stride / KERNEL_LANES;
+}
+
+size_t price_run_bytes(const pass *w) {
+    size_t of_worker = sizeof *w->lost + estimate_lanes(1) * sizeof *w->lanes;
+    return (size_t)w->m->n_kv_head * sizeof *w->spans + run_masks(w) * sizeof *w->gone +
+           (size_t)w->tile * row_sums(w) * sizeof *w->sums + (size_t)pool_threads(w->p) * of_worker;
+}
+
+int price_open(pass *w) {
+    size_t n = w->n_runs, threads = (size_t)pool_threads(w->p);
+    w->spans = mem_new(n * (size_t)w->m->n_kv_head, sizeof *w->spans, "configurations");
+    w->gone = mem_new(n * run_masks(w), sizeof *w->gone, "configurations");
+    w->sums = mem_new(n * (size_t)w->tile * row_sums(w), sizeof *w->sums, "configurations");
+    w->lost = mem_new(threads * n, sizeof *w->lost, "configurations");
+    w->lanes = mem_new(threads * estimate_lanes(n), sizeof *w->lanes, "configurations");
+    return w->spans && w->gone && w->sums && w->lost && w->lanes ? 0 : ERR_DATA;
+}
+
+void price_close(pass *w) {
+    mem_free(w->spans);
+    mem_free(w->gone);
+    mem_free(w->sums);
+    mem_free(w->lost);
+    mem_free(w->lanes);
 }
 
 /* Replays leave masks behind; lifetimes that were handed in are compared here. */
@@ -51,27 +95,22 @@ static void prepare_head(pass *w, int kv, int h, int32_t from, int32_t to, int w
     }
 }
 
-/* All configurations at one step. */
+/* All configurations at one step of a kv head. */
 static void price_row(pass *w, int kv, int32_t row, const estimate_row *rows, int worker) {
-    size_t each = (size_t)(1 + w->n_streams), bytes = (size_t)w->group * each * sizeof(double), n = 0;
-    size_t place = ((size_t)row * (size_t)w->m->n_head + (size_t)(kv * w->group)) * each;
+    size_t each = (size_t)(1 + w->n_streams), n = 0;
     estimate_lost *lost = w->lost + (size_t)worker * w->n_runs;
     for (size_t i = 0; i < w->n_runs; i++) {
         run *r = &w->runs[i];
         int unit = r->n_units == 1 ? 0 : kv;
-        if (w->row0 + row < r->first_missing[unit]) {
-            memset(r->sums + place, 0, bytes);
-            continue;
-        }
-        lost[n++] =
-            (estimate_lost){.gone = price_gone_at(w, r, unit, row), .end = r->left_end[unit], .out = r->sums + place};
+        const span *s = price_span(w, r, unit);
+        double *out = price_sums(w, r, row) + (size_t)(kv * w->group) * each;
+        if (w->row0 + row < s->first_missing) memset(out, 0, (size_t)w->group * each * sizeof *out);
+        else lost[n++] = (estimate_lost){price_gone_at(w, r, unit, row), s->left_end, out, i, 0};
     }
-    estimate_masked(rows, w->group, lost, n, w->lanes + (size_t)worker * estimate_lanes(w->n_runs));
-    for (size_t i = 0; i < w->n_runs && n; i++) {
-        run *r = &w->runs[i];
-        if (w->row0 + row < r->first_missing[r->n_units == 1 ? 0 : kv]) continue;
-        int floored = lost++->floored;
-        if (floored && !r->is_quantised) atomic_fetch_add_explicit(&r->floored, floored, memory_order_relaxed);
+    if (!estimate_masked(rows, w->group, lost, n, w->lanes + (size_t)worker * estimate_lanes(w->n_runs))) return;
+    for (size_t k = 0; k < n; k++) {
+        run *r = &w->runs[lost[k].id];
+        if (!r->is_quantised) atomic_fetch_add_explicit(&r->floored, lost[k].floored, memory_order_relaxed);
     }
 }
 
@@ -150,16 +189,19 @@ static void add_loss(pass *w, run *r, int32_t t, const double *sums) {
     }
 }
 
-/* Add a tile's sums to one configuration's totals, in order of step and head. */
+/* Add a tile's sums to the totals of a few configurations that stand side by side, in order of step and head. */
 static int add_task(void *context, size_t index, int worker) {
     pass *w = context;
-    run *r = &w->runs[index];
+    run *from = w->runs + index * RUNS_A_TASK, *end = w->runs + w->n_runs;
+    if (end - from > RUNS_A_TASK) end = from + RUNS_A_TASK;
     for (int32_t row = 0; row < w->n_rows; row++) {
         int32_t t = w->row0 + row;
-        const double *sums = r->sums + (size_t)row * (size_t)w->m->n_head * (size_t)(1 + w->n_streams);
         if (!price_wanted(w, t)) continue;
-        if (w->counted[t]) add_mass(w, r, t, sums, worker);
-        if (w->priced_sets) add_loss(w, r, t, sums);
+        for (run *r = from; r < end; r++) {
+            const double *sums = price_sums(w, r, row);
+            if (w->counted[t]) add_mass(w, r, t, sums, worker);
+            if (w->priced_sets) add_loss(w, r, t, sums);
+        }
     }
     return 0;
 }
@@ -187,7 +229,7 @@ int price_tile(pass *w) {
     for (size_t i = 0; i < w->n_runs; i++) some_given |= w->runs[i].is_given;
     if (some_given) TRY(pool_run(w->p, w->n_runs, given_masks_task, w));
     TRY(pool_run(w->p, 1 + (size_t)w->m->n_kv_head * chunks_of(w), estimate_task, w));
-    return pool_run(w->p, w->n_runs, add_task, w);
+    return pool_run(w->p, (w->n_runs + RUNS_A_TASK - 1) / RUNS_A_TASK, add_task, w);
 }
 
 int price_finish(pass *w) {

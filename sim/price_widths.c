@@ -160,8 +160,9 @@ static void price_one(const pass *w, run *c, int unit, int32_t row, int32_t r, c
     seen s = look(w, c->c, t, worker);
     double sum[n];
     if (s.young == 0 && s.border <= reach(w, t)) return; /* nothing is quantised yet */
-    see(&s, t < c->first_missing[unit] ? NULL : price_gone_at(w, c, unit, row),
-        kernel_pad((size_t)c->left_end[unit]) / KERNEL_LANES);
+    const span *missing = price_span(w, c, unit);
+    see(&s, t < missing->first_missing ? NULL : price_gone_at(w, c, unit, row),
+        kernel_pad((size_t)missing->left_end) / KERNEL_LANES);
     sum_seen(w, worker, &s, r, at, n, sum);
     double visible = sum[0], most = s.old == s.young ? at->z[s.old] : at->z[s.old] + at->z[s.young];
     if (visible < 1e-6 * most) {
@@ -185,11 +186,12 @@ int price_widths(pass *w, int head, int32_t from, int32_t to, int worker, const 
     for (int32_t r = 0; r < to - from; r++) {
         if (!price_wanted(w, w->row0 + from + r)) continue;
         make_scales(w, &at[r]);
-        size_t place = ((size_t)(from + r) * (size_t)w->m->n_head + (size_t)head) * (size_t)(1 + w->n_streams);
+        size_t place = (size_t)head * (size_t)(1 + w->n_streams);
         for (size_t i = 0; i < w->n_runs; i++) {
             run *c = &w->runs[i];
             if (c->is_quantised)
-                price_one(w, c, c->n_units == 1 ? 0 : kv, from + r, r, &at[r], worker, c->sums + place);
+                price_one(w, c, c->n_units == 1 ? 0 : kv, from + r, r, &at[r], worker,
+                          price_sums(w, c, from + r) + place);
         }
     }
     return 0;

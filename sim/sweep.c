@@ -79,10 +79,6 @@ static size_t carve_run(const pass *w, run *r, void *block) {
     size_t units = (size_t)r->n_units, heads = (size_t)w->m->n_head;
     r->replay = mem_carve(&m, units, sizeof *r->replay);
     r->evict_at = mem_carve(&m, units * w->stride, sizeof *r->evict_at);
-    r->first_missing = mem_carve(&m, units, sizeof *r->first_missing);
-    r->left_end = mem_carve(&m, units, sizeof *r->left_end);
-    r->gone = mem_carve(&m, units * (size_t)w->tile * w->stride / KERNEL_LANES, sizeof *r->gone);
-    r->sums = mem_carve(&m, (size_t)w->tile * heads * (size_t)(1 + w->n_streams), sizeof *r->sums);
     size_t cells = (size_t)w->m->n_layer * heads, priced = w->priced_sets ? cells : 0;
     r->head_lost = mem_carve(&m, cells, sizeof *r->head_lost);
     r->head_first = mem_carve(&m, priced, sizeof *r->head_first);
@@ -101,7 +97,7 @@ static size_t run_bytes(const pass *w, const sim_config *c, const sweep_given *g
     r.n_units = units_of(w, c, r.is_given);
     size_t bytes = carve_run(w, &r, NULL);
     policy_shape shape = layer_data_shape(w->m, c->unit);
-    bytes += (size_t)pool_threads(w->p) * (sizeof *w->lost + estimate_lanes(1) * sizeof *w->lanes);
+    bytes += price_run_bytes(w);
     if (!r.is_given) bytes += (size_t)r.n_units * replay_bytes(c, w->n_tokens, &shape);
     else if (!given) bytes += together_bytes(c, w->m, w->n_tokens);
     return bytes + (w->o->keep_lifetimes ? lifetimes_cells(w) * sizeof(int32_t) : 0);
@@ -345,10 +341,7 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     w->n_runs = n;
     w->runs = mem_new(n, sizeof *w->runs, "configurations");
     w->tasks = mem_new(n * (size_t)w->m->n_kv_head, sizeof *w->tasks, "configurations");
-    size_t threads = (size_t)pool_threads(w->p);
-    w->lost = mem_new(threads * n, sizeof *w->lost, "configurations");
-    w->lanes = mem_new(threads * estimate_lanes(n), sizeof *w->lanes, "configurations");
-    int code = w->runs && w->tasks && w->lost && w->lanes ? 0 : ERR_DATA;
+    int code = w->runs && w->tasks ? price_open(w) : ERR_DATA;
     for (size_t i = 0; i < n && !code; i++) {
         const sim_config *c = &configs[from + i];
         w->runs[i] = (run){.c = c, .out = &results[from + i], .is_given = needs_given(c, given)};
@@ -364,8 +357,7 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
     for (size_t i = 0; i < n && w->runs; i++) end_run(&w->runs[i]);
     mem_free(w->runs);
     mem_free(w->tasks);
-    mem_free(w->lost);
-    mem_free(w->lanes);
+    price_close(w);
     return code;
 }
 

@@ -212,7 +212,7 @@ static void delta_of_one_evicted_entry(void **state) {
     uint16_t none = 0, first = 1, both = 3;
     estimate_row row;
     double out[3][2];
-    estimate_lost lost[] = {{&first, 1, out[0], 0}, {&both, 2, out[1], 0}, {&none, 0, out[2], 0}};
+    estimate_lost lost[] = {{&first, 1, out[0], 0, 0}, {&both, 2, out[1], 1, 0}, {&none, 0, out[2], 2, 0}};
     estimate_prepare(a, 2, (const float *const[]){v}, 1, 16, d, NULL, &row);
     estimate_masked(&row, 1, lost, 2, lanes);
     assert_true(fabs(out[0][0] - .5) < 1e-6 && fabs(out[0][1] - .7) < 1e-6);
@@ -244,7 +244,7 @@ static void many_streams_and_pieces_sum_up(void **state) {
     for (int k = 0; k < STREAMS; k++) stream[k] = s + k * STRIDE;
     for (int h = 0; h < HEADS; h++)
         estimate_prepare(a + h * STRIDE, T - 1, stream, STREAMS, STRIDE, d + h * STREAMS * STRIDE, NULL, &rows[h]);
-    for (int c = 0; c < CONFIGS; c++) lost[c] = (estimate_lost){gone[c], 1000 * (c + 1), out[c][0], 0};
+    for (int c = 0; c < CONFIGS; c++) lost[c] = (estimate_lost){gone[c], 1000 * (c + 1), out[c][0], 0, 0};
     estimate_masked(rows, HEADS, lost, CONFIGS, lanes);
     for (int c = 0; c < CONFIGS; c++)
         for (int h = 0; h < HEADS; h++) {
