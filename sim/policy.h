@@ -155,8 +155,8 @@ const policy_value *policy_get(const policy_setup *s, const char *name);
     { .name = "seed", .type = PARAM_COUNT, .initial = "0", .max = 9007199254740992.0, .help = "of the random numbers" }
 
 /* Parameters every policy has (the engine's guards, unit, sharing and schedule), to close a params[] array with. A
- * policy whose lag_ is "" has a lag only where hold or cutoff is tied to it. The wrappers of specs (wrapper.h) are other
- * spellings of cutoff, share, floor, taper, prompt and schedule. */
+ * policy whose lag_ is "" has a lag only where hold or cutoff is tied to it. The wrappers of specs (wrapper.h) are
+ * other spellings of cutoff, share, floor, taper, prompt and schedule. */
 #define POLICY_GUARDS(sinks_, hold_, unit_, lag_) POLICY_GUARDS_ROW(sinks_, hold_, unit_, lag_, "mean")
 #define POLICY_GUARDS_ROW(sinks_, hold_, unit_, lag_, row_)                                                          \
     {.name = "sinks", .type = PARAM_COUNT, .initial = sinks_, .max = 1e9, .help = "first entries that never leave"}, \

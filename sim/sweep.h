@@ -56,7 +56,8 @@ struct sweep_result {
     float *head_first, *head_fisher; /* [n_layer][n_head], owned */
     int64_t floored;                 /* rows whose visible mass was below 1e-6 and was floored */
     footprint use;
-    int64_t updates; /* of entries' memory over the steps after the prompt and all units; -1: the lifetimes were given */
+    int64_t
+        updates; /* of entries' memory over the steps after the prompt and all units; -1: the lifetimes were given */
     int32_t *evict_at; /* [n_layer][n_kv_head][T] while `done` runs, if lifetimes are kept */
 };
 

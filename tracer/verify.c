@@ -237,7 +237,8 @@ typedef struct closed_pass {
 int verify_closed_allows(const sim_config *config) {
     unsigned live = NEEDS_ROW | NEEDS_CORRECT | NEEDS_CONFIDENCE | NEEDS_ENTROPY;
     if (config->unit == UNIT_MODEL || config->share != SHARE_NONE)
-        return err_set(ERR_USAGE, "%s: units that span layers or compete are not replayed by --mode closed: --mode open",
+        return err_set(ERR_USAGE,
+                       "%s: units that span layers or compete are not replayed by --mode closed: --mode open",
                        config->spec);
     if (!(config->needs & ~live)) return 0;
     return err_set(ERR_USAGE,

@@ -49,9 +49,9 @@ static const struct {
     const char *name;
     bool has_argument;
 } memory_kinds[] = {
-    [MEMORY_SUM] = {"sum", false},   [MEMORY_MEAN] = {"mean", false},    [MEMORY_EMA] = {"ema", true},
-    [MEMORY_LAST] = {"last", false}, [MEMORY_RECENT] = {"recent", true}, [MEMORY_MAX] = {"max", true},
-    [MEMORY_AGE] = {"age", false},   [MEMORY_FIRST] = {"first", true},   [MEMORY_PROMPT] = {"prompt", false},
+    [MEMORY_SUM] = {"sum", false},       [MEMORY_MEAN] = {"mean", false},    [MEMORY_EMA] = {"ema", true},
+    [MEMORY_LAST] = {"last", false},     [MEMORY_RECENT] = {"recent", true}, [MEMORY_MAX] = {"max", true},
+    [MEMORY_AGE] = {"age", false},       [MEMORY_FIRST] = {"first", true},   [MEMORY_PROMPT] = {"prompt", false},
     [MEMORY_STATIC] = {"static", false},
 };
 
@@ -68,7 +68,8 @@ int mix_parse_memory(const char *source, mix_memory *kind, const char **argument
         *argument = colon ? colon + 1 : NULL;
         return 0;
     }
-    return err_set(ERR_USAGE, "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, prompt, "
+    return err_set(ERR_USAGE,
+                   "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, prompt, "
                    "static)",
                    source);
 }

@@ -158,12 +158,7 @@ const policy policy_scissorhands_sum = {
     .memory = "recent:window",
     .params =
         (const policy_param[]){
-            {.name = "window",
-             .type = PARAM_COUNT,
-             .initial = "400",
-             .min = 1,
-             .max = 4096,
-             .help = "rows of history"},
+            {.name = "window", .type = PARAM_COUNT, .initial = "400", .min = 1, .max = 4096, .help = "rows of history"},
             POLICY_GUARDS("0", "10", "head", ""),
         },
 };

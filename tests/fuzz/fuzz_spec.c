@@ -153,7 +153,8 @@ static void replay_one(const sim_config *c, int32_t n_tokens, int32_t window) {
             evidence[i] = pseudo_random(&state) - 0.5f;
         }
         replay_offer(r, evidence, evidence, evidence, future);
-        replay_step(r, t, heads, &(replay_facts){.correct = t % 3 == 0, .confidence = 0.5, .entropy = 1, .counted = true});
+        replay_step(r, t, heads,
+                    &(replay_facts){.correct = t % 3 == 0, .confidence = 0.5, .entropy = 1, .counted = true});
         if (!c->is_full) check_step(c, r, evict_at, t, window);
     }
     replay_free(r);

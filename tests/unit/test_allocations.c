@@ -6,8 +6,12 @@ enum { CONFIGS = 6 };
 
 /* Blocks that a sweep of all kinds of work takes over a trace of T tokens. */
 static size_t blocks_of(int32_t T, trace_form form, int threads) {
-    static const char *const specs[CONFIGS] = {"h2o", "tova", "streaming", "mix(evidence=fisher,memory=mean)",
-                                               "mix(evidence=attn,memory=recent:4,schedule=every:4)", "oracle(loss)"};
+    static const char *const specs[CONFIGS] = {"h2o",
+                                               "tova",
+                                               "streaming",
+                                               "mix(evidence=fisher,memory=mean)",
+                                               "mix(evidence=attn,memory=recent:4,schedule=every:4)",
+                                               "oracle(loss)"};
     built b = build(T, false);
     trace_plan plan = {.dense = true, .factored = true, .grad_loss = true, .n_fisher = 2};
     sweep_options options = {.form = form, .loss = true, .memory = (size_t)1 << 30};
