@@ -23,8 +23,9 @@ def sim_traces(tmp_path_factory):
     done = kvlag("trace", folder / "tiny.gguf", ROOT / "demo/genesis.txt", "-o", folder / "real.h5", "--tokens", 300,
                  "--attention", "both")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    write_trace(folder / "two.h5", 31, seqs=[dict(T=90, forms=("factored",), n_prompt=20, counted=0.7, probes=6, fisher=1),
-                                             dict(T=70, forms=("factored",), n_prompt=11, fisher=1)])  # fmt: skip
+    write_trace(folder / "two.h5", 31, rope="base 10000, neox, 8 dims",
+                seqs=[dict(T=90, forms=("factored",), n_prompt=20, counted=0.7, probes=6, fisher=1),
+                      dict(T=70, forms=("factored",), n_prompt=11, fisher=1)])  # fmt: skip
     write_trace(folder / "short.h5", 32, n_layer=1, n_head=2, n_kv_head=1, seqs=[dict(T=40, forms=("factored",))])
     write_trace(folder / "dense.h5", 33, n_layer=1, n_head=2, n_kv_head=1, wo=False,
                 seqs=[dict(T=40, forms=("dense",), logits=False)])  # fmt: skip

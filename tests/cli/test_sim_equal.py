@@ -217,12 +217,22 @@ KNOBS = {
     "cutoff": ("", "1", "100"), "share": ("unit=head", "none", "layer"), "floor": ("unit=head,share=layer", "0", "1"),
     "taper": ("hold=1", "1", "2"), "prompt": ("", "none", "random(hold=9)"),
 }  # fmt: skip
+# The same for one policy alone.
+KNOBS_OF = {
+    ("rmm", "evidence"): ("", "attn", "fisher"), ("rmm", "seed"): ("signal=agrees", "0", "7"),
+    ("caote", "form"): ("", "exact", "fast"), ("caote", "memory"): ("", "last", "sum"),
+    ("obcache", "prune"): ("", "value", "key"), ("obcache", "p"): ("prune=value", "2", "1"), ("obcache", "vnorm"): ("prune=value", "yes", "no"),
+    ("obcache", "memory"): ("", "sum", "last"), ("obcache", "window"): ("memory=recent", "2", "20"),
+    ("obcache", "pool"): ("window=4", "none", "max"), ("obcache", "kernel"): ("window=4,pool=avg", "3", "9"),
+    ("critical", "memory"): ("window=2", "recent:8", "sum"), ("critical", "kernel"): ("window=2", "1", "9"),
+    ("critical", "hold"): ("window=2", "1", "30"), ("critical", "first"): ("window=2", "5", "60"), ("critical", "epsilon"): ("window=2", "0", "0.02"),
+}  # fmt: skip
 CONTEXT = {("mix", "tau"): "evidence=attn,memory=age", ("mix", "seed"): "evidence=random,memory=static",
            ("mix", "evidence"): "memory=sum", ("mix", "memory"): "",
            ("lagkv", "lag_size"): "", ("lagkv", "cross_scoring"): "lag_size=8"}  # fmt: skip
 NEEDED = {"mix": "memory=last", "oracle": "mass", "lagkv": "lag_size=8"}
 # Windows that want more room than 40 entries, and what only a prompt brings out.
-ROOM = {"snapkv": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
+ROOM = {"snapkv": ["-b", "80"], "vatp": ["-b", "80"], "critical": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
         "h2o-openvino": ["--prompt", "120", "-b", "180"]}
 # The newest entries score highest and every head decides alike, so these change nothing by their meaning.
 NO_MATTER = {(p, k) for p in ("window", "streaming") for k in ("hold", "unit", "share", "floor")}
@@ -237,10 +247,11 @@ TAKES_NO_ROW = {"window", "streaming", "random", "oracle", "rkv", "knorm", "keyd
 def test_every_parameter_changes_something(sim_traces, tmp_path, policy):
     for param in policy.get("params", []):
         name, key = policy["name"], param["name"]
-        assert key in KNOBS, f"say in KNOBS how to see that {name}'s {key} matters"
-        if KNOBS[key] is None:
+        knob = KNOBS_OF.get((name, key), KNOBS.get(key, ()))
+        assert knob != (), f"say in KNOBS how to see that {name}'s {key} matters"
+        if knob is None:
             continue
-        context, *values = KNOBS[key]
+        context, *values = knob
         context = CONTEXT.get((name, key), ",".join(x for x in (NEEDED.get(name), context) if x))
         specs = [f"{name}({','.join(x for x in (context, f'{key}={v}') if x)})" for v in values]
         args = [sim_traces / "real.h5", "--pending", "both", "--metrics", "lost_mass", *ROOM.get(name, ["-b", "40"])]
@@ -403,7 +414,7 @@ def test_the_csv_is_rfc_4180(sim_traces, tmp_path):
     )
     comments, data = lines_of(tmp_path / "r.csv")
     assert comments[0] == b"# kvlag results v1\n" and data.startswith(",".join(KEY + NUMBERS).encode() + b"\n")
-    assert len(KEY) + len(NUMBERS) == 34
+    assert len(KEY) + len(NUMBERS) == 36
     for r in rows:
         assert list(r) == KEY + NUMBERS and None not in r.values(), r
         for c in ("n_counted", "lost_mass", "footprint", "peak", "evictions", "evict_batches"):
