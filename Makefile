@@ -32,7 +32,7 @@ DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c)
 LIBRARY = $(BUILD)/libkvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity samples golden format install clean
+.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity paper samples golden format install clean
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
@@ -214,6 +214,11 @@ fidelity: deps
 	@$(MAKE) --no-print-directory all model .venv-parity/ready
 	KVLAG=./kvlag .venv-parity/bin/python tests/fidelity/run.py
 
+# Every number, table and figure of docs/experiments.md, measured again. A quarter of an hour.
+paper: deps
+	@$(MAKE) --no-print-directory all model build/tiny.gguf .venv/ready
+	KVLAG=./kvlag $(PY) tests/paper/run.py
+
 # Regenerate what is committed: look at the difference before committing it.
 samples: all build/tiny.gguf
 	tests/make_samples.sh
@@ -236,6 +241,7 @@ help:
 	@echo "make bench    speed, as ratios           make format   clang-format"
 	@echo "make MPI=1    kvlag-mpi too (docs/cluster.md)"
 	@echo "make fidelity estimates against true reruns"
+	@echo "make paper    docs/experiments.md, measured again"
 	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
 	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"
 	@echo "CC=gcc|clang and MODE=release|asan|ubsan|tsan go with any of them."
