@@ -155,7 +155,7 @@ static int print_json(const char *only) {
 }
 
 static void print_all(void) {
-    for (size_t i = 0; i < N_POLICIES; i++) printf("%-10s  %s\n", registry[i]->name, registry[i]->help);
+    for (size_t i = 0; i < N_POLICIES; i++) printf("%-18s  %s\n", registry[i]->name, registry[i]->help);
     printf("\nAround any of them, nested as you like:\n\n");
     for (const wrapper *w = wrappers; w->name; w++) printf("%-24s  %s\n", w->usage, w->help);
 }
