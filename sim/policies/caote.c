@@ -67,27 +67,36 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return scratch;
 }
 
-const policy policy_caote = {
-    .abi = POLICY_ABI,
-    .name = "caote",
-    .help = "how far the attention output would move if the entry left, in closed form",
-    .source = "Goel et al. 2025, CAOTE and FastCAOTE, arXiv:2504.14051 (on TOVA; memory=sum: on H2O)",
-    .family = FAMILY_ATTENTION,
-    .evidence = "attn",
-    .params =
-        (const policy_param[]){
-            {.name = "form",
-             .type = PARAM_WORD,
-             .initial = "exact",
-             .words = "exact|fast",
-             .positional = true,
-             .help = "distance of a value from the attention output, or from the mean value"},
-            OUTPUT_MEMORY("last"),
-            POLICY_GUARDS("0", "0", "head", ""),
-        },
-    .init = init,
-    .fields = fields,
-    .observe = mix_observe,
-    .first_wanted = mix_first_wanted,
-    .score = score,
-};
+#define CAOTE(symbol, name_, form_, memory_, hold_, help_, source_)                                \
+    const policy symbol = {                                                                        \
+        .abi = POLICY_ABI,                                                                         \
+        .name = name_,                                                                             \
+        .help = help_,                                                                             \
+        .source = source_,                                                                         \
+        .family = FAMILY_ATTENTION,                                                                \
+        .evidence = "attn",                                                                        \
+        .params =                                                                                  \
+            (const policy_param[]){                                                                \
+                {.name = "form",                                                                   \
+                 .type = PARAM_WORD,                                                               \
+                 .initial = form_,                                                                 \
+                 .words = "exact|fast",                                                            \
+                 .positional = true,                                                               \
+                 .help = "distance of a value from the attention output, or from the mean value"}, \
+                OUTPUT_MEMORY(memory_),                                                            \
+                POLICY_GUARDS("0", hold_, "head", ""),                                             \
+            },                                                                                     \
+        .init = init,                                                                              \
+        .fields = fields,                                                                          \
+        .observe = mix_observe,                                                                    \
+        .first_wanted = mix_first_wanted,                                                          \
+        .score = score,                                                                            \
+    }
+
+#define PAPER "Goel et al. 2025, CAOTE and FastCAOTE, arXiv:2504.14051"
+CAOTE(policy_caote, "caote", "exact", "last", "0",
+      "how far the attention output would move if the entry left, in closed form", PAPER " (on TOVA)");
+CAOTE(policy_caote_h2o, "caote-h2o", "exact", "sum", "budget/2",
+      "how far the mean output under accumulated attention would move, and a recent half", PAPER " (on H2O)");
+CAOTE(policy_caote_fast, "caote-fast", "fast", "last", "0",
+      "caote with the mean value in place of the attention output", PAPER " (FastCAOTE, on TOVA)");

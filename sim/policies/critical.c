@@ -101,42 +101,51 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return scratch;
 }
 
-const policy policy_critical = {
-    .abi = POLICY_ABI,
-    .name = "critical",
-    .help = "half of the cache by attention, half by attention times the size of the projected value",
-    .source = "Feng et al. 2025, CriticalKV, arXiv:2502.03805 (on SnapKV w64 k5, as in kvpress)",
-    .family = FAMILY_ATTENTION,
-    .evidence = "attn",
-    .params =
-        (const policy_param[]){
-            OUTPUT_MEMORY("recent:64"),
-            {.name = "window",
-             .type = PARAM_COUNT,
-             .initial = "64",
-             .max = 1e9,
-             .help = "newest entries that come first"},
-            {.name = "kernel",
-             .type = PARAM_COUNT,
-             .initial = "5",
-             .min = 1,
-             .max = KERNEL_MAX,
-             .help = "neighbours whose scores are averaged; odd"},
-            {.name = "first",
-             .type = PARAM_COUNT,
-             .initial = "budget/2",
-             .max = 1e9,
-             .help = "entries that the first stage keeps"},
-            {.name = "epsilon",
-             .type = PARAM_NUMBER,
-             .initial = "0.0001",
-             .max = 1,
-             .help = "added to a score before it is multiplied"},
-            POLICY_GUARDS("0", "0", "head", ""),
-        },
-    .init = init,
-    .fields = fields,
-    .observe = observe,
-    .first_wanted = mix_first_wanted,
-    .score = score,
-};
+#define CRITICAL(symbol, name_, memory_, window_, kernel_, help_, source_) \
+    const policy symbol = {                                                \
+        .abi = POLICY_ABI,                                                 \
+        .name = name_,                                                     \
+        .help = help_,                                                     \
+        .source = source_,                                                 \
+        .family = FAMILY_ATTENTION,                                        \
+        .evidence = "attn",                                                \
+        .params =                                                          \
+            (const policy_param[]){                                        \
+                OUTPUT_MEMORY(memory_),                                    \
+                {.name = "window",                                         \
+                 .type = PARAM_COUNT,                                      \
+                 .initial = window_,                                       \
+                 .max = 1e9,                                               \
+                 .help = "newest entries that come first"},                \
+                {.name = "kernel",                                         \
+                 .type = PARAM_COUNT,                                      \
+                 .initial = kernel_,                                       \
+                 .min = 1,                                                 \
+                 .max = KERNEL_MAX,                                        \
+                 .help = "neighbours whose scores are averaged; odd"},     \
+                {.name = "first",                                          \
+                 .type = PARAM_COUNT,                                      \
+                 .initial = "budget/2",                                    \
+                 .max = 1e9,                                               \
+                 .help = "entries that the first stage keeps"},            \
+                {.name = "epsilon",                                        \
+                 .type = PARAM_NUMBER,                                     \
+                 .initial = "0.0001",                                      \
+                 .max = 1,                                                 \
+                 .help = "added to a score before it is multiplied"},      \
+                POLICY_GUARDS("0", "0", "head", ""),                       \
+            },                                                             \
+        .init = init,                                                      \
+        .fields = fields,                                                  \
+        .observe = observe,                                                \
+        .first_wanted = mix_first_wanted,                                  \
+        .score = score,                                                    \
+    }
+
+#define PAPER "Feng et al. 2025, CriticalKV, arXiv:2502.03805"
+CRITICAL(policy_critical, "critical", "recent:64", "64", "5",
+         "half of the cache by attention, half by attention times the size of the projected value",
+         PAPER " (on SnapKV w64 k5, as in kvpress)");
+CRITICAL(policy_critical_h2o, "critical-h2o", "mean", "0", "1",
+         "critical by mean attention over an entry's lifetime; published with schedule=prompt",
+         PAPER " (kvpress CriticalKVPress on ObservedAttentionPress)");

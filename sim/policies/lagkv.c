@@ -125,30 +125,38 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return v->field[SCORE];
 }
 
-const policy policy_lagkv = {
-    .abi = POLICY_ABI,
-    .name = "lagkv",
-    .help = "judge each part of the text by how its keys and values depart from the next part",
-    .source = "Liang et al. 2025, LagKV, arXiv:2504.04704",
-    .family = FAMILY_STATIC,
-    .params =
-        (const policy_param[]){
-            {.name = "lag_size",
-             .type = PARAM_COUNT,
-             .initial = "128",
-             .min = 1,
-             .max = 4096,
-             .help = "positions of a part"},
-            {.name = "cross_scoring",
-             .type = PARAM_WORD,
-             .initial = "no",
-             .words = "no|yes",
-             .help = "compare shares between parts, not ranks within each"},
-            POLICY_GUARDS("4", "0", "head", ""),
-        },
-    .init = init,
-    .fields = fields,
-    .state = state,
-    .observe = observe,
-    .score = score,
-};
+#define LAGKV(symbol, name_, cross_, help_, source_)                             \
+    const policy symbol = {                                                      \
+        .abi = POLICY_ABI,                                                       \
+        .name = name_,                                                           \
+        .help = help_,                                                           \
+        .source = source_,                                                       \
+        .family = FAMILY_STATIC,                                                 \
+        .params =                                                                \
+            (const policy_param[]){                                              \
+                {.name = "lag_size",                                             \
+                 .type = PARAM_COUNT,                                            \
+                 .initial = "128",                                               \
+                 .min = 1,                                                       \
+                 .max = 4096,                                                    \
+                 .help = "positions of a part"},                                 \
+                {.name = "cross_scoring",                                        \
+                 .type = PARAM_WORD,                                             \
+                 .initial = cross_,                                              \
+                 .words = "no|yes",                                              \
+                 .help = "compare shares between parts, not ranks within each"}, \
+                POLICY_GUARDS("4", "0", "head", ""),                             \
+            },                                                                   \
+        .init = init,                                                            \
+        .fields = fields,                                                        \
+        .state = state,                                                          \
+        .observe = observe,                                                      \
+        .score = score,                                                          \
+    }
+
+#define PAPER "Liang et al. 2025, LagKV, arXiv:2504.04704"
+LAGKV(policy_lagkv, "lagkv", "no", "judge each part of the text by how its keys and values depart from the next part",
+      PAPER);
+LAGKV(policy_lagkv_cross, "lagkv-cross", "yes",
+      "lagkv with an entry's share itself in place of its rank, so that parts compete",
+      PAPER " (kvpress LagKVPress, cross_scoring=True)");

@@ -163,52 +163,71 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return scratch;
 }
 
-const policy policy_obcache = {
-    .abi = POLICY_ABI,
-    .name = "obcache",
-    .help = "how far pruning an entry's value, key or both moves the attention output, added up over queries",
-    .source = "Gu et al. 2025, OBCache, arXiv:2510.07651 (on H2O; memory=last: on TOVA; pool=max: on SnapKV)",
-    .family = FAMILY_ATTENTION,
-    .evidence = "attn",
-    .params =
-        (const policy_param[]){
-            {.name = "prune",
-             .type = PARAM_WORD,
-             .initial = "joint",
-             .words = "value|key|joint|nocross",
-             .positional = true,
-             .help = "what is pruned; nocross is joint without the mixed term"},
-            {.name = "p", .type = PARAM_WORD, .initial = "2", .words = "2|1", .help = "norm, and power of the weight"},
-            {.name = "vnorm",
-             .type = PARAM_WORD,
-             .initial = "yes",
-             .words = "yes|no",
-             .help = "no: the power of the weight alone"},
-            {.name = "memory",
-             .type = PARAM_WORD,
-             .initial = "sum",
-             .words = "sum|last|recent",
-             .help = "the prompt's last window rows and all after it, the last row, or the last window rows"},
-            {.name = "window",
-             .type = PARAM_COUNT,
-             .initial = "budget/2",
-             .max = 1e9,
-             .help = "rows of the prompt that count, and its newest entries that are not pooled; 0 = all rows"},
-            {.name = "pool",
-             .type = PARAM_WORD,
-             .initial = "none",
-             .words = "none|" POOL_WORDS,
-             .help = "smoothing over neighbours"},
-            {.name = "kernel",
-             .type = PARAM_COUNT,
-             .initial = "7",
-             .min = 1,
-             .max = KERNEL_MAX,
-             .help = "neighbours that pool looks at; odd"},
-            POLICY_GUARDS("0", "budget/2", "head", ""),
-        },
-    .init = init,
-    .fields = fields,
-    .observe = observe,
-    .score = score,
-};
+#define OBCACHE(symbol, name_, prune_, memory_, hold_, help_, source_)                                               \
+    const policy symbol = {                                                                                          \
+        .abi = POLICY_ABI,                                                                                           \
+        .name = name_,                                                                                               \
+        .help = help_,                                                                                               \
+        .source = source_,                                                                                           \
+        .family = FAMILY_ATTENTION,                                                                                  \
+        .evidence = "attn",                                                                                          \
+        .params =                                                                                                    \
+            (const policy_param[]){                                                                                  \
+                {.name = "prune",                                                                                    \
+                 .type = PARAM_WORD,                                                                                 \
+                 .initial = prune_,                                                                                  \
+                 .words = "value|key|joint|nocross",                                                                 \
+                 .positional = true,                                                                                 \
+                 .help = "what is pruned; nocross is joint without the mixed term"},                                 \
+                {.name = "p",                                                                                        \
+                 .type = PARAM_WORD,                                                                                 \
+                 .initial = "2",                                                                                     \
+                 .words = "2|1",                                                                                     \
+                 .help = "norm, and power of the weight"},                                                           \
+                {.name = "vnorm",                                                                                    \
+                 .type = PARAM_WORD,                                                                                 \
+                 .initial = "yes",                                                                                   \
+                 .words = "yes|no",                                                                                  \
+                 .help = "no: the power of the weight alone"},                                                       \
+                {.name = "memory",                                                                                   \
+                 .type = PARAM_WORD,                                                                                 \
+                 .initial = memory_,                                                                                 \
+                 .words = "sum|last|recent",                                                                         \
+                 .help = "the prompt's last window rows and all after it, the last row, or the last window rows"},   \
+                {.name = "window",                                                                                   \
+                 .type = PARAM_COUNT,                                                                                \
+                 .initial = "budget/2",                                                                              \
+                 .max = 1e9,                                                                                         \
+                 .help = "rows of the prompt that count, and its newest entries that are not pooled; 0 = all rows"}, \
+                {.name = "pool",                                                                                     \
+                 .type = PARAM_WORD,                                                                                 \
+                 .initial = "none",                                                                                  \
+                 .words = "none|" POOL_WORDS,                                                                        \
+                 .help = "smoothing over neighbours"},                                                               \
+                {.name = "kernel",                                                                                   \
+                 .type = PARAM_COUNT,                                                                                \
+                 .initial = "7",                                                                                     \
+                 .min = 1,                                                                                           \
+                 .max = KERNEL_MAX,                                                                                  \
+                 .help = "neighbours that pool looks at; odd"},                                                      \
+                POLICY_GUARDS("0", hold_, "head", ""),                                                               \
+            },                                                                                                       \
+        .init = init,                                                                                                \
+        .fields = fields,                                                                                            \
+        .observe = observe,                                                                                          \
+        .score = score,                                                                                              \
+    }
+
+#define PAPER "Gu et al. 2025, OBCache, arXiv:2510.07651"
+OBCACHE(policy_obcache, "obcache", "joint", "sum", "budget/2",
+        "how far pruning an entry's value, key or both moves the attention output, added up over queries",
+        PAPER " (on H2O; memory=last: on TOVA; pool=max: on SnapKV)");
+OBCACHE(policy_obcache_value, "obcache-value", "value", "sum", "budget/2",
+        "how far pruning an entry's value moves the attention output, added up over queries",
+        PAPER " (value pruning, on H2O)");
+OBCACHE(policy_obcache_key, "obcache-key", "key", "sum", "budget/2",
+        "how far pruning an entry's key moves the attention output, added up over queries",
+        PAPER " (key pruning, on H2O)");
+OBCACHE(policy_obcache_tova, "obcache-tova", "joint", "last", "0",
+        "how far pruning an entry's value and key moves the attention output of the last query",
+        PAPER " (joint pruning, on TOVA)");

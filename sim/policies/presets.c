@@ -126,6 +126,17 @@ const policy policy_h2o_mean = {
     .params = (const policy_param[]){POLICY_GUARDS("0", "0", "head", "")},
 };
 
+const policy policy_h2o_mean_sinks = {
+    .abi = POLICY_ABI,
+    .name = "h2o-mean-sinks",
+    .help = "heavy hitters by mean attention over an entry's lifetime, the first four and the newest ten",
+    .source = "H2O, arXiv:2306.14048, by lifetime; cold-compress heavy_hitter.yaml (ten beside the one that arrives)",
+    ATTENTION,
+    .evidence = "attn",
+    .memory = "mean",
+    .params = (const policy_param[]){POLICY_GUARDS("4", "11", "head", "")},
+};
+
 const policy policy_h2o_prompt = {
     .abi = POLICY_ABI,
     .name = "h2o-prompt",
@@ -185,31 +196,57 @@ const policy policy_tova = {
     .params = (const policy_param[]){POLICY_GUARDS("0", "0", "layer", "")},
 };
 
-const policy policy_rmm = {
+const policy policy_tova_kvpress = {
     .abi = POLICY_ABI,
-    .name = "rmm",
-    .help = "wait lag steps, measure how useful an entry was while predictions were right, then judge it",
-    .source = "Eviction as Estimation, arXiv:2607.24667 (demonstrated utility)",
+    .name = "tova-kvpress",
+    .help = "TOVA that never evicts the last token; published with schedule=prompt",
+    .source = "Oren et al. 2024, TOVA, arXiv:2401.06104, as in kvpress TOVAPress",
     ATTENTION,
-    .evidence = "attn*signal",
-    .memory = "first:lag",
-    .params =
-        (const policy_param[]){
-            {.name = "signal",
-             .type = PARAM_WORD,
-             .initial = "correct",
-             .words = "correct|uniform|confidence|agrees|entropy",
-             .help = "weight of a row of attention: prediction right (0/1), none, probability of the true token, a "
-                     "sampled token is the true one (0/1), exp(-entropy)"},
-            {.name = "evidence",
-             .type = PARAM_WORD,
-             .initial = "attn",
-             .words = "attn|out|loss|fisher",
-             .help = "what is measured: attention by signal, or evidence of the full run (see mix) without one"},
-            POLICY_SEED,
-            POLICY_GUARDS("0", "lag", "head", "32"),
-        },
+    .evidence = "attn",
+    .memory = "last",
+    .params = (const policy_param[]){POLICY_GUARDS("0", "1", "layer", "")},
 };
+
+#define RMM(symbol, name_, signal_, sinks_, help_, source_)                                                           \
+    const policy symbol = {                                                                                           \
+        .abi = POLICY_ABI,                                                                                            \
+        .name = name_,                                                                                                \
+        .help = help_,                                                                                                \
+        .source = source_,                                                                                            \
+        ATTENTION,                                                                                                    \
+        .evidence = "attn*signal",                                                                                    \
+        .memory = "first:lag",                                                                                        \
+        .params =                                                                                                     \
+            (const policy_param[]){                                                                                   \
+                {.name = "signal",                                                                                    \
+                 .type = PARAM_WORD,                                                                                  \
+                 .initial = signal_,                                                                                  \
+                 .words = "correct|uniform|confidence|agrees|entropy",                                                \
+                 .help =                                                                                              \
+                     "weight of a row of attention: prediction right (0/1), none, probability of the true token, a "  \
+                     "sampled token is the true one (0/1), exp(-entropy)"},                                           \
+                {.name = "evidence",                                                                                  \
+                 .type = PARAM_WORD,                                                                                  \
+                 .initial = "attn",                                                                                   \
+                 .words = "attn|out|loss|fisher",                                                                     \
+                 .help = "what is measured: attention by signal, or evidence of the full run (see mix) without one"}, \
+                POLICY_SEED,                                                                                          \
+                POLICY_GUARDS(sinks_, "lag", "head", "32"),                                                           \
+            },                                                                                                        \
+    }
+
+#define RMM_PAPER "Eviction as Estimation, arXiv:2607.24667"
+RMM(policy_rmm, "rmm", "correct", "0",
+    "wait lag steps, measure how useful an entry was while predictions were right, then judge it",
+    RMM_PAPER " (demonstrated utility)");
+RMM(policy_rmm_uniform, "rmm-uniform", "uniform", "0",
+    "wait lag steps, measure the attention to an entry whatever the predictions were, then judge it",
+    RMM_PAPER " (signal=uniform: H2O's mean over lag rows, without an entry's own)");
+RMM(policy_rmm_confidence, "rmm-confidence", "confidence", "0",
+    "wait lag steps, measure the attention to an entry by the probability of the true token, then judge it",
+    RMM_PAPER " (signal=confidence)");
+RMM(policy_rmm_sinks, "rmm-sinks", "correct", "4", "rmm that keeps the first entries (attention sinks)",
+    RMM_PAPER " (demonstrated utility), with the four sinks of StreamingLLM, arXiv:2309.17453");
 
 const policy policy_mix = {
     .abi = POLICY_ABI,

@@ -1,8 +1,7 @@
 /* Value-aware token pruning: the score from rows alone times |v|_1.
  *
- * The first entries are exempt (sinks): their values are small, but the model leans on them. With memory=recent:400 and
- * hold=10 it is the paper's variant on Scissorhands, as far as its one eviction after the prompt goes
- * (schedule=prompt); the default is the one on H2O. */
+ * The first entries are exempt (sinks): their values are small, but the model leans on them. vatp-scissorhands is the
+ * paper's variant on Scissorhands, as far as its one eviction after the prompt goes (schedule=prompt). */
 #include "sim/policies/output.h"
 #include "sim/policies/presets.h"
 
@@ -26,21 +25,29 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return scratch;
 }
 
-const policy policy_vatp = {
-    .abi = POLICY_ABI,
-    .name = "vatp",
-    .help = "accumulated attention times the size of the value; sinks are exempt",
-    .source = "Guo et al. 2024, VATP, arXiv:2406.12335 (on H2O; 20 sinks)",
-    .family = FAMILY_ATTENTION,
-    .evidence = "attn",
-    .params =
-        (const policy_param[]){
-            OUTPUT_MEMORY("sum"),
-            POLICY_GUARDS("20", "budget/2", "head", ""),
-        },
-    .init = init,
-    .fields = fields,
-    .observe = observe,
-    .first_wanted = mix_first_wanted,
-    .score = score,
-};
+#define VATP(symbol, name_, memory_, hold_, help_, source_) \
+    const policy symbol = {                                 \
+        .abi = POLICY_ABI,                                  \
+        .name = name_,                                      \
+        .help = help_,                                      \
+        .source = source_,                                  \
+        .family = FAMILY_ATTENTION,                         \
+        .evidence = "attn",                                 \
+        .params =                                           \
+            (const policy_param[]){                         \
+                OUTPUT_MEMORY(memory_),                     \
+                POLICY_GUARDS("20", hold_, "head", ""),     \
+            },                                              \
+        .init = init,                                       \
+        .fields = fields,                                   \
+        .observe = observe,                                 \
+        .first_wanted = mix_first_wanted,                   \
+        .score = score,                                     \
+    }
+
+#define PAPER "Guo et al. 2024, VATP, arXiv:2406.12335"
+VATP(policy_vatp, "vatp", "sum", "budget/2", "accumulated attention times the size of the value; sinks are exempt",
+     PAPER " (on H2O; 20 sinks)");
+VATP(policy_vatp_scissorhands, "vatp-scissorhands", "recent:400", "10",
+     "attention of the last 400 rows times the size of the value; published with schedule=prompt",
+     PAPER " (on Scissorhands; 20 sinks)");

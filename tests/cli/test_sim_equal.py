@@ -19,11 +19,28 @@ from simcli import rows_of, sim, sim_said
 
 SANITIZED = re.search(rb"__(asan|tsan|ubsan)_", Path(KVLAG).read_bytes()) is not None
 POLICIES = [p for p in json.loads(kvlag("policies", "--json").stdout) if p["family"] != "wrapper"]
+# Flavours that have a name of their own, and what each is short for.
+FLAVOURS = {
+    "tova-kvpress": "tova(hold=1)", "h2o-mean-sinks": "h2o-mean(sinks=4,hold=11)",
+    "rmm-uniform": "rmm(signal=uniform)", "rmm-confidence": "rmm(signal=confidence)", "rmm-sinks": "rmm(sinks=4)",
+    "vatp-scissorhands": "vatp(memory=recent:400,hold=10)", "caote-h2o": "caote(memory=sum,hold=budget/2)",
+    "caote-fast": "caote(fast)", "obcache-value": "obcache(value)", "obcache-key": "obcache(key)",
+    "obcache-tova": "obcache(memory=last,hold=0)", "critical-h2o": "critical(memory=mean,window=0,kernel=1)",
+    "lagkv-cross": "lagkv(cross_scoring=yes)",
+}  # fmt: skip
+
+
+def base_of(name):
+    """The policy that a flavour is one of."""
+    return FLAVOURS.get(name, name).split("(")[0]
+
+
 # Every policy once, in few words.
 SPECS = {"oracle": "oracle(mass)", "mix": "mix(evidence=attn,memory=mean)", "rmm": "rmm(lag=4)"}
 # Held windows that would not fit the budgets here.
 SPECS |= {"snapkv": "snapkv(window=8,hold=8)", "h2o-openvino": "h2o-openvino(sinks=2,hold=9)", "lazy": "lazy(hold=8)",
           "lazy-code": "lazy-code(hold=8)"}
+SPECS |= {name: f"{name}(lag=4)" for name in FLAVOURS if base_of(name) == "rmm"}
 ALL = [SPECS.get(p["name"], p["name"]) for p in POLICIES]
 EVERYTHING = ["--metrics", "lost_mass,loss,out_err"]
 SCHEDULES = ["step", "every:4", "watermark:0.8", "block:3", "prompt"]
@@ -186,6 +203,21 @@ def test_special_cases(sim_traces, tmp_path, name, schedule):
     assert len(set(map(tuple, of.values()))) == len(specs) - len(SPECIAL_CASES)
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_flavours_are_what_they_are_short_for(sim_traces, tmp_path, flavour):
+    """Also in what a calibration takes them for; and not what their policy is without them."""
+    base = base_of(flavour)
+    specs = [flavour, FLAVOURS[flavour], base]
+    if base == "lagkv":
+        specs = [f"{x[:-1]},lag_size=8)" if "(" in x else f"{x}(lag_size=8)" for x in specs]
+    # The last token is rarely what it attends to least: with one place it can be.
+    budgets = "1,80" if flavour == "tova-kvpress" else "30%,80"
+    rows = happened(sim(tmp_path / "r.csv", sim_traces / "real.h5", *ask(*specs), "-b", budgets))
+    assert len(rows) == 6 and rows[:2] == rows[2:4] != rows[4:]
+    (a,), (b,) = ([p for p in POLICIES if p["name"] == name] for name in (flavour, base))
+    assert a["family"] == b["family"] and a["source"] != b["source"]
+
+
 def test_whole_cache_costs_exactly_nothing(sim_traces, tmp_path):
     for schedule, unit in itertools.product(SCHEDULES, ("head", "layer")):
         rows = sim(tmp_path / "r.csv", sim_traces / "two.h5", *ask(*ALL), "-b", "90,100%,1000", "--schedule", schedule,
@@ -232,7 +264,7 @@ CONTEXT = {("mix", "tau"): "evidence=attn,memory=age", ("mix", "seed"): "evidenc
            ("lagkv", "lag_size"): "", ("lagkv", "cross_scoring"): "lag_size=8"}  # fmt: skip
 NEEDED = {"mix": "memory=last", "oracle": "mass", "lagkv": "lag_size=8"}
 # Windows that want more room than 40 entries, and what only a prompt brings out.
-ROOM = {"snapkv": ["-b", "80"], "vatp": ["-b", "80"], "critical": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
+ROOM = {"snapkv": ["-b", "80"], "rmm": ["-b", "80"], "vatp": ["-b", "80"], "critical": ["-b", "80"], "lazy": ["-b", "80"], "lazy-code": ["-b", "80"], "h2o-prompt": ["--prompt", "60", "-b", "40"],
         "h2o-openvino": ["--prompt", "120", "-b", "180"]}
 # The newest entries score highest and every head decides alike, so these change nothing by their meaning.
 NO_MATTER = {(p, k) for p in ("window", "streaming") for k in ("hold", "unit", "share", "floor")}
@@ -246,25 +278,25 @@ TAKES_NO_ROW = {"window", "streaming", "random", "oracle", "rkv", "knorm", "keyd
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p["name"])
 def test_every_parameter_changes_something(sim_traces, tmp_path, policy):
     for param in policy.get("params", []):
-        name, key = policy["name"], param["name"]
-        knob = KNOBS_OF.get((name, key), KNOBS.get(key, ()))
+        name, base, key = policy["name"], base_of(policy["name"]), param["name"]
+        knob = KNOBS_OF.get((base, key), KNOBS.get(key, ()))
         assert knob != (), f"say in KNOBS how to see that {name}'s {key} matters"
         if knob is None:
             continue
         context, *values = knob
-        context = CONTEXT.get((name, key), ",".join(x for x in (NEEDED.get(name), context) if x))
+        context = CONTEXT.get((base, key), ",".join(x for x in (NEEDED.get(base), context) if x))
         specs = [f"{name}({','.join(x for x in (context, f'{key}={v}') if x)})" for v in values]
-        args = [sim_traces / "real.h5", "--pending", "both", "--metrics", "lost_mass", *ROOM.get(name, ["-b", "40"])]
+        args = [sim_traces / "real.h5", "--pending", "both", "--metrics", "lost_mass", *ROOM.get(base, ["-b", "40"])]
         if key == "prompt":  # longer than any budget here
             args = [x for i, x in enumerate(args) if "--prompt" not in args[max(0, i - 1):i + 1]] + ["--prompt", "190"]
         if key == "cutoff" and name == "oracle":
             assert kvlag("sim", *args, "-o", tmp_path / "n.csv", *ask(specs[1])).returncode == 2
             continue
-        if key == "row" and name in TAKES_NO_ROW:
+        if key == "row" and base in TAKES_NO_ROW:
             assert kvlag("sim", *args, "-o", tmp_path / "n.csv", *ask(specs[1])).returncode == 2
             continue
         a, b = (sim(tmp_path / "r.csv", *args, *ask(s)) for s in specs)
-        if (name, key) in NO_MATTER:
+        if (base, key) in NO_MATTER:
             assert happened(a) == happened(b), specs
         else:
             assert happened(a) != happened(b), specs
@@ -282,7 +314,7 @@ def test_every_option_changes_something(sim_traces, tmp_path):
 def test_pending_is_only_for_what_waits_for_a_lag(sim_traces, tmp_path):
     specs = ask(*ALL, "h2o(hold=lag)", "oracle(mass,hold=lag)", "rmm(hold=4)")
     rows = sim(tmp_path / "r.csv", sim_traces / "real.h5", *specs, "-b", "40", "-L", "4", "--pending", "both")
-    tied = {"rmm", "h2o(hold=lag)", "oracle(mass,hold=lag)"}
+    tied = {"rmm", "rmm-uniform", "rmm-confidence", "rmm-sinks", "h2o(hold=lag)", "oracle(mass,hold=lag)"}
     for spec in {r["spec"] for r in rows}:
         pending = [r["pending"] for r in rows if r["spec"] == spec]
         assert pending == (["charged", "free"] if spec in tied else ["charged"]), spec

@@ -203,6 +203,7 @@ def add(name, scorer, hold, unit=None, sinks=0, heads="mean", **own):
 
 PRESETS["lfu"] = Policy("lfu", "attn>=tau", hold="1")
 PRESETS["h2o-mean"] = Policy("h2o-mean", memory="mean")
+PRESETS["h2o-mean-sinks"] = Policy("h2o-mean-sinks", memory="mean", sinks=4, hold="11")
 PRESETS["h2o-prompt"] = Policy("h2o-prompt", memory="prompt", hold="8")
 PRESETS["h2o-last"] = Policy("h2o-last", memory="last", hold="budget/2")
 for name, window, kernel, pool in (("snapkv", 64, 5, "avg"), ("snapkv-w32-k5-avg", 32, 5, "avg"),

@@ -9,6 +9,7 @@ from specs import OWN, PRESETS, STATIC, Policy
 PRESETS["knorm"] = Policy("knorm", "keynorm", "static")
 PRESETS["keydiff"] = Policy("keydiff")
 PRESETS["lagkv"] = Policy("lagkv", sinks=4, own=(("lag_size", "128"), ("cross_scoring", "no")))
+PRESETS["lagkv-cross"] = Policy("lagkv-cross", sinks=4, own=(("lag_size", "128"), ("cross_scoring", "yes")))
 PRESETS["cur"] = Policy("cur", sinks=4, own=(("leverage_type", "kv_product"), ("local_window_size", "16")))
 PRESETS["expected"] = Policy("expected", sinks=4, own=(("n_future", "512"), ("use_covariance", "yes"),
                                                        ("use_vnorm", "yes"), ("epsilon", "0")))
@@ -165,4 +166,4 @@ class Expected(KeyScorer):
         return mean_over_kv(self.unit, one)
 
 
-OWN.update(keydiff=KeyDiff, lagkv=LagKV, cur=Cur, expected=Expected)
+OWN.update({"keydiff": KeyDiff, "lagkv": LagKV, "lagkv-cross": LagKV, "cur": Cur, "expected": Expected})

@@ -13,6 +13,14 @@ PRESETS["obcache"] = Policy("obcache", hold="budget/2",
                                  ("window", "budget/2"), ("pool", "none"), ("kernel", "7")))
 PRESETS["critical"] = Policy("critical", own=(("memory", "recent:64"), ("window", "64"), ("kernel", "5"),
                                               ("first", "budget/2"), ("epsilon", "0.0001")))
+# Flavours: who of the above, and what differs.
+FLAVOURS = {"vatp-scissorhands": ("vatp", dict(memory="recent:400"), dict(hold="10")),
+            "caote-h2o": ("caote", dict(memory="sum"), dict(hold="budget/2")), "caote-fast": ("caote", dict(form="fast"), {}),
+            "obcache-value": ("obcache", dict(prune="value"), {}), "obcache-key": ("obcache", dict(prune="key"), {}),
+            "obcache-tova": ("obcache", dict(memory="last"), dict(hold="0")),
+            "critical-h2o": ("critical", dict(memory="mean", window="0", kernel="1"), {})}
+for name, (base, own, guards) in FLAVOURS.items():
+    PRESETS[name] = replace(PRESETS[base], name=name, own=tuple((dict(PRESETS[base].own) | own).items()), **guards)
 
 
 def pooled(x, kernel, join):
@@ -153,3 +161,4 @@ class Critical(OutputScorer):
 
 
 OWN.update(vatp=Vatp, caote=Caote, obcache=Obcache, critical=Critical)
+OWN.update({name: OWN[base] for name, (base, _, _) in FLAVOURS.items()})

@@ -57,8 +57,12 @@ PRESETS = {
     "h2o": Policy("h2o", hold="budget/2"),
     "ema": Policy("ema", memory="ema", arg=0.98, hold="budget/2"),
     "tova": Policy("tova", memory="last", unit="layer"),
+    "tova-kvpress": Policy("tova-kvpress", memory="last", unit="layer", hold="1"),
     "lru": Policy("lru", memory="age", hold="1"),
     "rmm": Policy("rmm", "attn*correct", "first", hold="lag", lag=32),
+    "rmm-uniform": Policy("rmm-uniform", "attn", "first", hold="lag", lag=32),
+    "rmm-confidence": Policy("rmm-confidence", "attn*confidence", "first", hold="lag", lag=32),
+    "rmm-sinks": Policy("rmm-sinks", "attn*correct", "first", sinks=4, hold="lag", lag=32),
     "oracle": Policy("oracle", "mass", "future"),
     "mix": Policy("mix"),
 }
@@ -138,7 +142,7 @@ def parse(text, lag=None):
         elif key == "seed":
             assert int(value) == 7, "the tests ask for seed 7"
         elif key == "evidence":
-            if name != "rmm" or value != "attn":  # rmm's own attn is attn times its signal
+            if name.split("-")[0] != "rmm" or value != "attn":  # rmm's own attn is attn times its signal
                 policy = replace(policy, evidence=value)
         elif key == "memory":
             policy = memory_of(policy, value)

@@ -10,7 +10,7 @@ from test_sim import KVLAG, check_all, os, run, simulate
 pytestmark = pytest.mark.skipif(not os.path.exists(KVLAG), reason=f"no {KVLAG}")
 
 ROWS_ONLY = ["lfu", "lfu(tau=0.1,hold=2)", "h2o-mean", "h2o-mean(hold=3,row=max)", "h2o-prompt", "h2o-prompt(hold=2)",
-             "h2o-last", "mix(memory=prompt,hold=1)",
+             "h2o-last", "mix(memory=prompt,hold=1)", "tova-kvpress", "h2o-mean-sinks(sinks=2,hold=3)",
              "h2o-openvino(sinks=1,hold=2)", "h2o-openvino(ahead=3,window=0,aggregate=sum,sinks=0,hold=3)",
              "h2o-openvino(ahead=1,window=2,sinks=0,hold=1)",
              "scissorhands(hold=2)", "scissorhands(window=5,hold=1)", "scissorhands(window=50,tau=0.02,hold=3)",
@@ -36,7 +36,7 @@ def test_against_the_formulas(traces, tmp_path, name, schedule, unit, budgets):
     assert check_all(results, trace) == len(results.rows)
 
 
-DEFAULTS = ["lfu", "h2o-mean", "h2o-prompt", "h2o-last", "h2o-openvino", "scissorhands", "scissorhands-sum", "roco", "snapkv",
+DEFAULTS = ["lfu", "tova-kvpress", "h2o-mean", "h2o-mean-sinks", "h2o-prompt", "h2o-last", "h2o-openvino", "scissorhands", "scissorhands-sum", "roco", "snapkv",
             "snapkv-w32-k5-avg", "snapkv-w32-k7-max", "snapkv-w8-k7-max", "pyramidkv", "gkv", "rkv", "lazy", "lazy-code"]
 
 

@@ -11,7 +11,7 @@ STATIC = ["knorm", "knorm(sinks=2,hold=3)"] + [f"mix(evidence={e},memory=static,
                                                ("keynorm", "valuenorm", "outnorm", "keysim")]
 SPECS = STATIC + [
     "keydiff", "keydiff(hold=2,sinks=1)",
-    "lagkv", "lagkv(lag_size=3,sinks=1)", "lagkv(lag_size=2,cross_scoring=yes)", "lagkv(lag_size=1,sinks=0)",
+    "lagkv", "lagkv(lag_size=3,sinks=1)", "lagkv(lag_size=2,cross_scoring=yes)", "lagkv(lag_size=1,sinks=0)", "lagkv-cross(lag_size=3)",
     "cur", "cur(leverage_type=kv_avg,local_window_size=3)", "cur(leverage_type=key,sinks=0,hold=1)",
     "cur(leverage_type=value,local_window_size=0,sinks=1)",
     "expected", "expected(n_future=7,use_covariance=no)", "expected(use_vnorm=no,sinks=0)",
@@ -39,7 +39,7 @@ def turned(tmp_path_factory):
 def test_against_the_formulas(turned, tmp_path, name, schedule, unit, budgets):
     path, trace = turned[name]
     results = simulate(tmp_path, path, SPECS, "-b", budgets, "--schedule", schedule, "--unit", unit)
-    assert {row["policy"] for row in results.rows} == {"knorm", "mix", "keydiff", "lagkv", "cur", "expected"}
+    assert {row["policy"] for row in results.rows} == {"knorm", "mix", "keydiff", "lagkv", "lagkv-cross", "cur", "expected"}
     assert check_all(results, trace) == len(results.rows) >= len(SPECS)
 
 

@@ -16,6 +16,8 @@ SPECS = ["vatp(sinks=2)", "vatp(memory=recent:6,sinks=0,hold=2)", "vatp(memory=m
          "obcache(joint,memory=recent,window=5,hold=2,pool=avg,kernel=3,row=max)",
          "critical", "critical(memory=recent:4,window=4,kernel=3)", "critical(memory=mean,window=0,kernel=1,first=3)",
          "critical(memory=sum,window=1,first=0,epsilon=0.1,row=max)"]
+FLAVOURS = ["vatp-scissorhands(sinks=2,hold=3)", "caote-h2o", "caote-fast", "obcache-value", "obcache-key", "obcache-tova",
+            "critical-h2o"]
 
 
 @pytest.mark.parametrize("name, schedule, unit, budgets", [
@@ -23,9 +25,9 @@ SPECS = ["vatp(sinks=2)", "vatp(memory=recent:6,sinks=0,hold=2)", "vatp(memory=m
     ("both", "every:3", "layer", "9,14"), ("both", "step", "head", "7")])
 def test_against_the_formulas(traces, tmp_path, name, schedule, unit, budgets):
     path, trace = traces[name]
-    results = simulate(tmp_path, path, SPECS, "-b", budgets + ",24", "--schedule", schedule, "--unit", unit)
+    results = simulate(tmp_path, path, SPECS + FLAVOURS, "-b", budgets + ",24", "--schedule", schedule, "--unit", unit)
     found = {row["spec"].split("(")[0] for row in results.rows}
-    assert found == {"vatp", "caote", "obcache", "critical"}
+    assert found == {"vatp", "caote", "obcache", "critical"} | {x.split("(")[0] for x in FLAVOURS}
     assert check_all(results, trace) == len(results.rows)
 
 
@@ -123,7 +125,8 @@ def test_signals_of_a_server(traces, tmp_path):
     path, trace = traces["both"]
     specs = ["rmm(lag=5,signal=agrees)", "rmm(lag=5,signal=entropy)", "rmm(lag=2,hold=6,signal=agrees)",
              "rmm(lag=6,hold=2)", "mix(evidence=attn*agrees,memory=sum,hold=2)", "mix(evidence=attn*entropy,memory=sum,hold=2)",
-             "rmm(lag=4,evidence=out)", "rmm(lag=4,evidence=loss,hold=2)", "rmm(lag=4,evidence=fisher,hold=2)"]
+             "rmm(lag=4,evidence=out)", "rmm(lag=4,evidence=loss,hold=2)", "rmm(lag=4,evidence=fisher,hold=2)",
+             "rmm-uniform(lag=5)", "rmm-confidence(lag=5)", "rmm-sinks(lag=4)"]
     results = simulate(tmp_path, path, specs, "-b", "8,13", "--pending", "both")
     assert check_all(results, trace) == len(results.rows) >= 2 * 2 * len(specs)
     assert any("seed=7" in row["spec"] for row in results.rows) and parse("rmm").evidence == "attn*correct"
