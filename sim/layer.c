@@ -54,7 +54,7 @@ static void replay_row(pass *w, const task *k, int32_t row) {
         for (int h = u * n; h < (u + 1) * n; h++) heads[h] = row_of(w, h, row);
         if (r->c->needs & (NEEDS_FUTURE | NEEDS_OUT | NEEDS_LOSS | NEEDS_FISHER)) full_run_offer(w, r, u, row);
         replay_attend(r->replay[u], w->row0 + row, heads + u * n, &w->facts[w->row0 + row]);
-        replay_gone(r->replay[u], price_gone_at(w, r, u, row));
+        if (price_wanted(w, w->row0 + row)) replay_gone(r->replay[u], price_gone_at(w, r, u, row));
     }
     replay_evict_together(r->replay + k->unit, units);
 }

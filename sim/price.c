@@ -66,8 +66,9 @@ static int given_masks_task(void *context, size_t index, int worker) {
     run *r = &w->runs[index];
     for (int u = 0; u < r->n_units && r->is_given; u++)
         for (int32_t row = 0; row < w->n_rows; row++)
-            kernels()->gone_mask(r->evict_at + (size_t)u * w->stride, w->row0 + row, (size_t)(w->row0 + row) + 1,
-                                 price_gone_at(w, r, u, row));
+            if (price_wanted(w, w->row0 + row))
+                kernels()->gone_mask(r->evict_at + (size_t)u * w->stride, w->row0 + row, (size_t)(w->row0 + row) + 1,
+                                     price_gone_at(w, r, u, row));
     return 0;
 }
 

@@ -18,7 +18,7 @@ enum { COLUMNS = 64 };
 
 static int init(policy_setup *s) {
     TRY(output_init(s, NEEDS_VALUES | NEEDS_WO));
-    return output_check_kernel(policy_get(s, "kernel"));
+    return rows_check_kernel(s);
 }
 
 /* Behind the fields of mix: the norms, and room for the first stage. */
@@ -101,45 +101,40 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return scratch;
 }
 
-#define CRITICAL(symbol, name_, memory_, window_, kernel_, help_, source_) \
-    const policy symbol = {                                                \
-        .abi = POLICY_ABI,                                                 \
-        .name = name_,                                                     \
-        .help = help_,                                                     \
-        .source = source_,                                                 \
-        .family = FAMILY_ATTENTION,                                        \
-        .evidence = "attn",                                                \
-        .params =                                                          \
-            (const policy_param[]){                                        \
-                OUTPUT_MEMORY(memory_),                                    \
-                {.name = "window",                                         \
-                 .type = PARAM_COUNT,                                      \
-                 .initial = window_,                                       \
-                 .max = 1e9,                                               \
-                 .help = "newest entries that come first"},                \
-                {.name = "kernel",                                         \
-                 .type = PARAM_COUNT,                                      \
-                 .initial = kernel_,                                       \
-                 .min = 1,                                                 \
-                 .max = KERNEL_MAX,                                        \
-                 .help = "neighbours whose scores are averaged; odd"},     \
-                {.name = "first",                                          \
-                 .type = PARAM_COUNT,                                      \
-                 .initial = "budget/2",                                    \
-                 .max = 1e9,                                               \
-                 .help = "entries that the first stage keeps"},            \
-                {.name = "epsilon",                                        \
-                 .type = PARAM_NUMBER,                                     \
-                 .initial = "0.0001",                                      \
-                 .max = 1,                                                 \
-                 .help = "added to a score before it is multiplied"},      \
-                POLICY_GUARDS("0", "0", "head", ""),                       \
-            },                                                             \
-        .init = init,                                                      \
-        .fields = fields,                                                  \
-        .observe = observe,                                                \
-        .first_wanted = mix_first_wanted,                                  \
-        .score = score,                                                    \
+#define CRITICAL(symbol, name_, memory_, window_, kernel_, help_, source_)         \
+    const policy symbol = {                                                        \
+        .abi = POLICY_ABI,                                                         \
+        .name = name_,                                                             \
+        .help = help_,                                                             \
+        .source = source_,                                                         \
+        .family = FAMILY_ATTENTION,                                                \
+        .evidence = "attn",                                                        \
+        .params =                                                                  \
+            (const policy_param[]){                                                \
+                OUTPUT_MEMORY(memory_),                                            \
+                {.name = "window",                                                 \
+                 .type = PARAM_COUNT,                                              \
+                 .initial = window_,                                               \
+                 .max = 1e9,                                                       \
+                 .help = "newest entries that come first"},                        \
+                ROWS_KERNEL(kernel_, "neighbours whose scores are averaged; odd"), \
+                {.name = "first",                                                  \
+                 .type = PARAM_COUNT,                                              \
+                 .initial = "budget/2",                                            \
+                 .max = 1e9,                                                       \
+                 .help = "entries that the first stage keeps"},                    \
+                {.name = "epsilon",                                                \
+                 .type = PARAM_NUMBER,                                             \
+                 .initial = "0.0001",                                              \
+                 .max = 1,                                                         \
+                 .help = "added to a score before it is multiplied"},              \
+                POLICY_GUARDS("0", "0", "head", ""),                               \
+            },                                                                     \
+        .init = init,                                                              \
+        .fields = fields,                                                          \
+        .observe = observe,                                                        \
+        .first_wanted = mix_first_wanted,                                          \
+        .score = score,                                                            \
     }
 
 #define PAPER "Feng et al. 2025, CriticalKV, arXiv:2502.03805"

@@ -47,7 +47,7 @@ static int init(policy_setup *s) {
         .vnorm = policy_get(s, "vnorm")->word == 0,
         .take_max = policy_get(s, "row")->word == 1,
     };
-    TRY(output_check_kernel(policy_get(s, "kernel")));
+    TRY(rows_check_kernel(s));
     if (p->flavour != VALUE && !(p->squared && p->vnorm))
         return err_set(ERR_USAGE, "%s: p=1 and vnorm=no go with value only", s->policy->name);
     if (p->memory == RECENT && !(p->window >= 1 && p->window <= ROWS_MAX))
@@ -204,12 +204,7 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
                  .initial = "none",                                                                                  \
                  .words = "none|" POOL_WORDS,                                                                        \
                  .help = "smoothing over neighbours"},                                                               \
-                {.name = "kernel",                                                                                   \
-                 .type = PARAM_COUNT,                                                                                \
-                 .initial = "7",                                                                                     \
-                 .min = 1,                                                                                           \
-                 .max = KERNEL_MAX,                                                                                  \
-                 .help = "neighbours that pool looks at; odd"},                                                      \
+                ROWS_KERNEL("7", "neighbours that pool looks at; odd"),                                              \
                 POLICY_GUARDS("0", hold_, "head", ""),                                                               \
             },                                                                                                       \
         .init = init,                                                                                                \

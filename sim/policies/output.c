@@ -21,9 +21,3 @@ double output_value_norm(const policy_view *v, int32_t i) {
     }
     return sum / n_kv;
 }
-
-int output_check_kernel(const policy_value *kernel) {
-    double k = kernel->number;
-    if (k >= 1 && k <= KERNEL_MAX && fmod(k, 2) == 1) return 0;
-    return err_set(ERR_USAGE, "kernel=%s is no odd number in 1..%d", kernel->text, KERNEL_MAX);
-}

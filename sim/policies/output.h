@@ -16,6 +16,3 @@ int output_init(policy_setup *s, unsigned needs);
 
 /* Sum of |x| over v_i, mean over the unit's kv heads. */
 double output_value_norm(const policy_view *v, int32_t i);
-
-/* Is a `kernel` parameter a whole odd number in 1..KERNEL_MAX? 0 or ERR_USAGE. */
-int output_check_kernel(const policy_value *kernel);

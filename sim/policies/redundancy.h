@@ -8,6 +8,12 @@ typedef struct redundancy_rule {
     bool excuse_nothing; /* a key without a similar one excuses the first resident (R-KV's code), or nobody (G-KV's) */
 } redundancy_rule;
 
+#define REDUNDANCY_SIMILAR                                                              \
+    {                                                                                   \
+        .name = "similar", .type = PARAM_NUMBER, .initial = "0.5", .min = -1, .max = 1, \
+        .help = "cosine above which two keys say the same"                              \
+    }
+
 /* f64 of the unit's state that redundancy_of uses while it works. */
 size_t redundancy_state(const policy_setup *s, const policy_shape *shape);
 

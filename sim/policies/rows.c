@@ -12,6 +12,10 @@ static int check(const policy_setup *s, const char *name, double max) {
 
 int rows_check(const policy_setup *s) {
     TRY(check(s, "window", ROWS_MAX));
+    return rows_check_kernel(s);
+}
+
+int rows_check_kernel(const policy_setup *s) {
     TRY(check(s, "kernel", KERNEL_MAX));
     const policy_value *kernel = policy_get(s, "kernel");
     if (kernel && fmod(kernel->number, 2) == 0)

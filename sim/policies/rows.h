@@ -8,6 +8,17 @@ enum { ROWS_MAX = 4096, KERNEL_MAX = 63 };
 /* Check the parameters `window` (1..ROWS_MAX) and, where there is one, `kernel` (1..KERNEL_MAX, odd): given as budget/n
  * they know their value only now. */
 int rows_check(const policy_setup *s);
+/* The same for `kernel` alone. */
+int rows_check_kernel(const policy_setup *s);
+
+/* Those parameters, to be listed in params[]. */
+#define ROWS_WINDOW(initial_)                                                                  \
+    {                                                                                          \
+        .name = "window", .type = PARAM_COUNT, .initial = initial_, .min = 1, .max = ROWS_MAX, \
+        .help = "recent queries that are asked"                                                \
+    }
+#define ROWS_KERNEL(initial_, help_) \
+    { .name = "kernel", .type = PARAM_COUNT, .initial = initial_, .min = 1, .max = KERNEL_MAX, .help = help_ }
 
 /* The last w rows as a ring of w fields. An entry that arrived less than w steps ago has only its own rows in it. */
 void rows_observe(const policy_view *v, int w);

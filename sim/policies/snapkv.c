@@ -36,35 +36,25 @@ static const double *score(const policy_setup *s, const policy_view *v, double *
     return scratch;
 }
 
-#define SNAPKV(symbol, name_, window_, kernel_, pool_, help_, source_)                  \
-    const policy symbol = {                                                             \
-        .abi = POLICY_ABI,                                                              \
-        .name = name_,                                                                  \
-        .help = help_,                                                                  \
-        .source = source_,                                                              \
-        .family = FAMILY_ATTENTION,                                                     \
-        .params = (const policy_param[]){{.name = "window",                             \
-                                          .type = PARAM_COUNT,                          \
-                                          .initial = window_,                           \
-                                          .min = 1,                                     \
-                                          .max = ROWS_MAX,                              \
-                                          .help = "recent queries that are asked"},     \
-                                         {.name = "kernel",                             \
-                                          .type = PARAM_COUNT,                          \
-                                          .initial = kernel_,                           \
-                                          .min = 1,                                     \
-                                          .max = KERNEL_MAX,                            \
-                                          .help = "neighbours that are pooled (odd)"},  \
-                                         {.name = "pool",                               \
-                                          .type = PARAM_WORD,                           \
-                                          .initial = pool_,                             \
-                                          .words = POOL_WORDS,                          \
-                                          .help = "mean or maximum of the neighbours"}, \
-                                         POLICY_GUARDS("0", window_, "head", "")},      \
-        .init = init,                                                                   \
-        .fields = fields,                                                               \
-        .observe = observe,                                                             \
-        .score = score,                                                                 \
+#define SNAPKV(symbol, name_, window_, kernel_, pool_, help_, source_)                             \
+    const policy symbol = {                                                                        \
+        .abi = POLICY_ABI,                                                                         \
+        .name = name_,                                                                             \
+        .help = help_,                                                                             \
+        .source = source_,                                                                         \
+        .family = FAMILY_ATTENTION,                                                                \
+        .params = (const policy_param[]){ROWS_WINDOW(window_),                                     \
+                                         ROWS_KERNEL(kernel_, "neighbours that are pooled (odd)"), \
+                                         {.name = "pool",                                          \
+                                          .type = PARAM_WORD,                                      \
+                                          .initial = pool_,                                        \
+                                          .words = POOL_WORDS,                                     \
+                                          .help = "mean or maximum of the neighbours"},            \
+                                         POLICY_GUARDS("0", window_, "head", "")},                 \
+        .init = init,                                                                              \
+        .fields = fields,                                                                          \
+        .observe = observe,                                                                        \
+        .score = score,                                                                            \
     }
 
 #define PAPER "Li et al. 2024, SnapKV, arXiv:2404.14469"
