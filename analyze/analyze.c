@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FORMATS = 8, MOST_KINDS = 16 };
+enum { MOST_FORMATS = 8, MOST_KINDS = 32, HELP_WIDTH = 78 };
 
 typedef struct analyze {
     opt_list files;
@@ -49,6 +49,17 @@ static int read_formats(analyze *a) {
     }
     mem_free(words);
     return code;
+}
+
+/* "lag, budget, ..., fidelity (default: all)" in lines of at most HELP_WIDTH. */
+static int figures_help(text *t) {
+    size_t line = 0;
+    for (const figure_kind *k = figure_kinds; k->name; k++) {
+        bool first = k == figure_kinds, fits = t->n + 1 + strlen(k->name) - line < HELP_WIDTH;
+        if (!fits) line = t->n + 2;
+        TRY(text_add(t, "%s%s%s", first ? "" : ",", first ? "" : fits ? " " : "\n", k->name));
+    }
+    return text_add(t, "%s(default: all)", t->n + strlen(" (default: all)") - line < HELP_WIDTH ? " " : "\n");
 }
 
 static int unknown_figure(const char *word) {
@@ -89,20 +100,28 @@ static int read_figures(analyze *a) {
     return code;
 }
 
-static int read_options(analyze *a, int argc, char **argv) {
-    a->formats = "png";
+static int parse(analyze *a, const char *figures, int argc, char **argv) {
     const opt table[] = {
         {"output", 'o', OPT_TEXT, false, &a->folder, "DIR", "folder for the figures, made if it is not there", 0, 0},
-        {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", "lag, budget, retention, fidelity (default: all)", 0, 0},
+        {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", figures, 0, 0},
         {"format", 0, OPT_TEXT, true, &a->formats, "LIST", "png, svg, pdf, term (default: png)", 0, 0},
-        {"lifetimes", 0, OPT_TEXT, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote, for retention", 0, 0},
-        {"trace", 0, OPT_TEXT, true, &a->trace, "FILE.h5", "the trace, to mark where the prompt ends", 0, 0},
+        {"lifetimes", 0, OPT_TEXT, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote: retention, text, lost", 0, 0},
+        {"trace", 0, OPT_TEXT, true, &a->trace, "FILE.h5", "the trace, for its text and where the prompt ends", 0, 0},
         {"force", 0, OPT_FLAG, false, &a->force, NULL, "replace files that are already there", 0, 0},
         {"quiet", 'q', OPT_FLAG, false, &a->quiet, NULL, "say nothing on stderr", 0, 0},
         {"verbose", 'v', OPT_FLAG, false, &a->verbose, NULL, "say more", 0, 0},
         {0},
     };
-    TRY(opt_parse(table, argc, argv, &a->files));
+    return opt_parse(table, argc, argv, &a->files);
+}
+
+static int read_options(analyze *a, int argc, char **argv) {
+    text figures = {0};
+    a->formats = "png";
+    int code = figures_help(&figures);
+    if (!code) code = parse(a, figures.data, argc, argv);
+    text_free(&figures);
+    TRY(code);
     say_level(a->quiet ? SAY_QUIET : a->verbose ? SAY_MORE : SAY_NORMAL);
     if (!a->files.n) return err_set(ERR_USAGE, "analyze: no results file (kvlag analyze FILE.csv... -o DIR)");
     if (!a->folder || !*a->folder) return err_set(ERR_USAGE, "analyze: no folder for the figures (-o DIR)");

@@ -113,13 +113,21 @@ static int set_value(const opt *table, const opt *o, const char *value) {
     return 0;
 }
 
+/* Lines of a help text stand under one another. */
+static void help_text(const char *words) {
+    for (const char *end; (end = strchr(words, '\n')); words = end + 1)
+        printf("%.*s\n  %-34s  ", (int)(end - words), words, "");
+    printf("%s\n", words);
+}
+
 static int help(const opt *table) {
     for (const opt *o = table; o->name; o++) {
         char left[80], letter[4] = "   ";
         if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
         snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
-        if (strlen(left) > 34) printf("  %s\n  %-34s  %s\n", left, "", o->help);
-        else printf("  %-34s  %s\n", left, o->help);
+        if (strlen(left) > 34) printf("  %s\n  %-34s  ", left, "");
+        else printf("  %-34s  ", left);
+        help_text(o->help);
     }
     return OPT_HELPED;
 }

@@ -32,7 +32,7 @@ typedef struct opt {
     bool recorded;    /* changes the result: belongs into the recorded command */
     void *target;     /* holds the default before opt_parse */
     const char *arg;  /* name of the value in the help text */
-    const char *help; /* one line */
+    const char *help; /* short lines, each but the last ended by a line break */
     long long min, max;
 } opt;
 
