@@ -20,6 +20,13 @@ const results_metric results_metrics[RESULTS_METRICS] = {
     [FISHER] = {"fisher", NULL, NULL, "Fisher term (nats/token)", "Fisher term", METRIC_PART},
 };
 
+const char *const results_costs[RESULTS_COSTS] = {
+    [COST_KV_BYTES] = "kv_bytes",
+    [COST_DECODE_US] = "decode_us",
+    [COST_RESIDENT] = "resident",
+    [COST_PEAK] = "peak",
+};
+
 /* Columns of text. Two rows with equal keys are the same configuration; a series is what is equal but for budget, lag
  * and pending. The lag is part of the key, too, as a number. */
 static const struct {
@@ -54,6 +61,7 @@ typedef struct reader {
     csv file;
     size_t text_column[N_TEXTS], budget_column, lag_column;
     size_t metric_column[RESULTS_METRICS], lo_column[RESULTS_METRICS], hi_column[RESULTS_METRICS];
+    size_t cost_column[RESULTS_COSTS];
     bool is_truth;
     size_t mode_column, true_dloss_column, true_kl_column;
 } reader;
@@ -78,6 +86,7 @@ static int find_columns(reader *f) {
         f->lo_column[m] = find(f, results_metrics[m].lo);
         f->hi_column[m] = find(f, results_metrics[m].hi);
     }
+    for (size_t k = 0; k < RESULTS_COSTS; k++) f->cost_column[k] = find(f, results_costs[k]);
     return 0;
 }
 
@@ -110,6 +119,7 @@ static int read_metrics(const reader *f, result *r) {
                            r->lo[m], results_metrics[m].hi, r->hi[m]);
         if (isnan(r->lo[m]) || isnan(r->hi[m])) r->lo[m] = r->hi[m] = NAN;
     }
+    for (size_t k = 0; k < RESULTS_COSTS; k++) TRY(read_optional(&f->file, f->cost_column[k], &r->cost[k]));
     return 0;
 }
 
@@ -131,11 +141,12 @@ typedef struct collected {
     size_t rows, truths; /* room for so many */
 } collected;
 
-static int add_row(const reader *f, size_t file, collected *to) {
+static int add_row(const reader *f, size_t file, size_t at, collected *to) {
     results *r = to->r;
     TRY(mem_grow((void **)&r->rows, &to->rows, r->n_rows + 1, sizeof *r->rows, "results"));
     result *row = &r->rows[r->n_rows];
     row->file = file;
+    row->row = at;
     TRY(read_key(f, row));
     TRY(read_metrics(f, row));
     r->n_rows++;
@@ -156,10 +167,11 @@ static int read_rows(reader *f, size_t file, collected *to) {
     f->is_truth = csv_has_comment(&f->file, "# kvlag truth") || find(f, "true_kl") != CSV_ABSENT;
     to->r->uncalibrated |= !f->is_truth && csv_has_comment(&f->file, "# calibration: uncalibrated");
     TRY(find_columns(f));
-    for (bool any = false, more;; any = true) {
+    bool more;
+    for (size_t n = 0;; n++) {
         TRY(csv_next(&f->file, &more));
-        if (!more) return any ? 0 : err_set(ERR_DATA, "%s: no data rows", f->file.path);
-        TRY(f->is_truth ? add_truth(f, file, to) : add_row(f, file, to));
+        if (!more) return n ? 0 : err_set(ERR_DATA, "%s: no data rows", f->file.path);
+        TRY(f->is_truth ? add_truth(f, file, to) : add_row(f, file, n, to));
     }
 }
 
@@ -222,12 +234,16 @@ static int refuse_duplicates(const results *r, const result *const *sorted, cons
 static result mean_of(const result *const *row, size_t n) {
     result mean = *row[0];
     mean.trace = mean.seq = "";
+    mean.part = row;
+    mean.n_parts = n;
     for (size_t i = 1; i < n; i++) {
         if (compare_place(row[i], &mean) < 0) {
             mean.file = row[i]->file;
             mean.line = row[i]->line;
+            mean.row = row[i]->row;
         }
         mean.budget += row[i]->budget;
+        for (size_t k = 0; k < RESULTS_COSTS; k++) mean.cost[k] += row[i]->cost[k];
         for (size_t m = 0; m < RESULTS_METRICS; m++) {
             mean.metric[m] += row[i]->metric[m];
             mean.lo[m] += row[i]->lo[m];
@@ -235,6 +251,7 @@ static result mean_of(const result *const *row, size_t n) {
         }
     }
     mean.budget /= (double)n;
+    for (size_t k = 0; k < RESULTS_COSTS; k++) mean.cost[k] /= (double)n;
     for (size_t m = 0; m < RESULTS_METRICS; m++) {
         mean.metric[m] /= (double)n;
         mean.lo[m] /= (double)n;
@@ -274,7 +291,7 @@ static int collect_budgets(results *r) {
 }
 
 static int make_configs(results *r, const char *const *paths) {
-    const result **sorted = mem_new(r->n_rows, sizeof *sorted, "results");
+    const result **sorted = r->sorted = mem_new(r->n_rows, sizeof *sorted, "results");
     if (!sorted) return ERR_DATA;
     for (size_t i = 0; i < r->n_rows; i++) sorted[i] = &r->rows[i];
     qsort(sorted, r->n_rows, sizeof *sorted, compare_sequence);
@@ -284,7 +301,6 @@ static int make_configs(results *r, const char *const *paths) {
     int code = refuse_duplicates(r, sorted, paths);
     r->configs = code ? NULL : mem_new(r->n_rows, sizeof *r->configs, "configurations");
     if (r->configs) average(r, sorted);
-    mem_free(sorted);
     return r->configs ? collect_budgets(r) : ERR_DATA;
 }
 
@@ -310,6 +326,7 @@ void results_free(results *r) {
     for (size_t i = 0; r->file_text && i < r->n_files; i++) mem_free(r->file_text[i]);
     mem_free(r->file_text);
     mem_free(r->rows);
+    mem_free(r->sorted);
     mem_free(r->truths);
     mem_free(r->configs);
     mem_free(r->budgets);

@@ -22,6 +22,10 @@ typedef struct results_metric {
 enum { DLOSS_EST, KL_EST, OUT_ERR, LOST_MASS, DLOSS_FIRST, FISHER, RESULTS_METRICS };
 extern const results_metric results_metrics[RESULTS_METRICS];
 
+/* What a configuration costs beside loss: docs/costs.md. */
+typedef enum result_cost { COST_KV_BYTES, COST_DECODE_US, COST_RESIDENT, COST_PEAK, RESULTS_COSTS } result_cost;
+extern const char *const results_costs[RESULTS_COSTS]; /* columns */
+
 /* A row of a file, or a configuration: the mean of its rows over all sequences. Texts are the CSV's, never NULL; those
  * of the columns that a file may lack are "" then (n_prompt, seed) or "16" (kv_bits, pending_bits). */
 typedef struct result {
@@ -32,7 +36,13 @@ typedef struct result {
     double lag;                                      /* -1: the policy has none */
     double metric[RESULTS_METRICS];                  /* NaN: no value */
     double lo[RESULTS_METRICS], hi[RESULTS_METRICS]; /* 90 % interval; NaN: none */
+    double cost[RESULTS_COSTS];                      /* NaN: no value */
     size_t file, line;                               /* where it stands: index of the path, line from 1 */
+    size_t row;                                      /* which data row of the file, from 0 */
+    /* Of a configuration: its rows, one a sequence, the k-th of the same sequence in all configurations. NULL in a
+     * row. Owned by the results. */
+    const struct result *const *part;
+    size_t n_parts;
 } result;
 
 /* What a true rerun of a configuration cost. */
@@ -50,6 +60,7 @@ typedef struct results_budget {
 typedef struct results {
     result *rows; /* in the order of the files */
     size_t n_rows;
+    const result **sorted; /* the rows by configuration, then sequence */
     /* In order of first appearance, without the full cache (all its costs are zero) and without those that lack a
      * sequence which others have. */
     result *configs;

@@ -91,7 +91,7 @@ static int read_lines(piece *p, csv *c) {
 }
 
 static int read_blocks(piece *p) {
-    if (!(p->blocks_path = results_blocks_path(p->path))) return ERR_DATA;
+    if (!(p->blocks_path = blocks_path(p->path))) return ERR_DATA;
     TRY(blocks_read(p->blocks_path, &p->blocks));
     if (p->blocks.rows == p->note.n_rows) return 0;
     return err_set(ERR_DATA, "%s: holds %zu rows, %s %zu", p->blocks_path, p->blocks.rows, p->path, p->note.n_rows);
@@ -219,7 +219,7 @@ static int write_blocks(const merger *m, const char *csv_path, bool force) {
     const blocks_data *b = &m->piece[0].blocks;
     size_t total = m->piece[0].note.total;
     blocks_writer *w;
-    char *path = results_blocks_path(csv_path);
+    char *path = blocks_path(csv_path);
     if (!path) return ERR_DATA;
     int code = blocks_writer_new(path, force, total, b->n_layer, b->n_head, b->n_fisher, b->first != NULL, &w);
     mem_free(path);

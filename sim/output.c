@@ -119,7 +119,7 @@ static int write_csv(const output *o, const outfile *f) {
 
 int output_try_blocks(const char *csv_path, bool force, const char *const *inputs, int n_inputs) {
     outfile f;
-    char *path = results_blocks_path(csv_path);
+    char *path = blocks_path(csv_path);
     int code = path ? outfile_begin(&f, path, force, inputs, n_inputs) : ERR_DATA;
     if (!code) outfile_abort(&f);
     mem_free(path);
@@ -136,7 +136,7 @@ static int open_blocks(const output *o, blocks_writer **out) {
         if (m->n_head > n_head) n_head = m->n_head;
     }
     for (size_t i = 0; i < o->p->n_rows; i++) rows += result_of(o, &o->p->row[i]) != NULL;
-    char *path = results_blocks_path(o->path);
+    char *path = blocks_path(o->path);
     if (!path) return ERR_DATA;
     int code = blocks_writer_new(path, o->force, rows, n_layer, n_head, n_fisher, q->options.loss, out);
     mem_free(path);

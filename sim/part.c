@@ -33,7 +33,7 @@ int part_join(const char *csv_path, size_t n, bool force) {
 
 void part_remove(const char *csv_path, shard part, bool journal) {
     char *csv = part_path(csv_path, part);
-    char *other[] = {csv ? results_blocks_path(csv) : NULL, csv && journal ? part_journal_path(csv) : NULL};
+    char *other[] = {csv ? blocks_path(csv) : NULL, csv && journal ? part_journal_path(csv) : NULL};
     if (csv) unlink(csv);
     for (int i = 0; i < 2; i++) {
         if (other[i]) unlink(other[i]);

@@ -83,13 +83,6 @@ sim_config results_config_of_given(const lifetimes *given, size_t config, size_t
     return c;
 }
 
-char *results_blocks_path(const char *csv_path) {
-    size_t n = strlen(csv_path);
-    if (n > 4 && strcmp(csv_path + n - 4, ".csv") == 0) n -= 4;
-    text t = {0};
-    return text_add_bytes(&t, csv_path, n) || text_add(&t, ".blocks.h5") ? NULL : t.data;
-}
-
 /* ---- rows ------------------------------------------------------------------------------------------------------- */
 
 int results_add_header(text *csv, bool has_stay) {

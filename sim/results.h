@@ -29,9 +29,6 @@ int results_key_of_given(const char *label, const lifetimes *given, size_t confi
 /* As far as pricing is concerned, that configuration: its hold, and whether it is tied to its lag. */
 sim_config results_config_of_given(const lifetimes *given, size_t config, size_t seq, int32_t n_prompt);
 
-/* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
-char *results_blocks_path(const char *csv_path);
-
 /* What turns results into rows, for all rows of a call. */
 typedef struct results_terms {
     const sweep_options *options;

@@ -2,12 +2,20 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/outfile.h"
+#include "base/text.h"
 #include "traces/hdf.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { BLOCKS_VERSION = 1 };
+
+char *blocks_path(const char *csv_path) {
+    size_t n = strlen(csv_path);
+    if (n > 4 && strcmp(csv_path + n - 4, ".csv") == 0) n -= 4;
+    text t = {0};
+    return text_add_bytes(&t, csv_path, n) || text_add(&t, ".blocks.h5") ? NULL : t.data;
+}
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 

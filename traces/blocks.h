@@ -14,6 +14,9 @@
 
 enum { BLOCKS_PER_ROW = 64 };
 
+/* "streaming.csv" -> "streaming.blocks.h5". Owned by the caller; NULL on failure. */
+char *blocks_path(const char *csv_path);
+
 typedef struct blocks_row {
     const double *lost_mass;     /* [64] sum over the block's counted steps of the mean over layers and heads */
     const int32_t *steps;        /* [64] counted steps in the block */
