@@ -1,6 +1,7 @@
 #include "base/options.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/prose.h"
 #include "base/text.h"
 
 #include <ctype.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_OPTIONS = 64 };
+enum { MAX_OPTIONS = 64, HELP_COLUMN = 38 };
 
 /* Which rows of the last parsed table were given, for opt_given and opt_command. One command line per process. */
 static bool given[MAX_OPTIONS];
@@ -113,24 +114,48 @@ static int set_value(const opt *table, const opt *o, const char *value) {
     return 0;
 }
 
-/* Lines of a help text stand under one another. */
-static void help_text(const char *words) {
-    for (const char *end; (end = strchr(words, '\n')); words = end + 1)
-        printf("%.*s\n  %-34s  ", (int)(end - words), words, "");
-    printf("%s\n", words);
-}
+/* ---- help ------------------------------------------------------------------------------------------------------- */
 
-static int help(const opt *table) {
+void opt_print_table(const opt *table) {
     for (const opt *o = table; o->name; o++) {
         char left[80], letter[4] = "   ";
         if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
         snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
-        if (strlen(left) > 34) printf("  %s\n  %-34s  ", left, "");
-        else printf("  %-34s  ", left);
-        help_text(o->help);
+        int n = printf("  %s", left);
+        if (n + 2 > HELP_COLUMN) n = printf("\n") - 1;
+        printf("%*s", HELP_COLUMN - n, "");
+        prose_print(o->help, HELP_COLUMN);
     }
+}
+
+static void print_section(void *context, const char *name, const char *about) {
+    (void)context;
+    printf("%s: %s\n", name, about);
+}
+
+static void print_table(void *context, const opt *table) {
+    (void)context;
+    opt_print_table(table);
+}
+
+static opt_viewer shown_by = {.section = print_section, .table = print_table};
+
+opt_viewer opt_show_with(opt_viewer viewer) {
+    opt_viewer before = shown_by;
+    shown_by = viewer;
+    return before;
+}
+
+void opt_section(const char *name, const char *about) {
+    shown_by.section(shown_by.context, name, about);
+}
+
+static int help(const opt *table) {
+    shown_by.table(shown_by.context, table);
     return OPT_HELPED;
 }
+
+/* ---- parsing ---------------------------------------------------------------------------------------------------- */
 
 static int parse_long(const opt *table, int argc, char **argv, int *i) {
     const char *word = argv[*i] + 2, *equals = strchr(word, '=');

@@ -32,11 +32,22 @@ typedef struct opt {
     bool recorded;    /* changes the result: belongs into the recorded command */
     void *target;     /* holds the default before opt_parse */
     const char *arg;  /* name of the value in the help text */
-    const char *help; /* short lines, each but the last ended by a line break */
+    const char *help; /* a sentence or two; a line break starts a line */
     long long min, max;
 } opt;
 
-enum { OPT_HELPED = -1 }; /* not an error: --help was asked for and printed; nothing else is to be done */
+enum { OPT_HELPED = -1 }; /* not an error: --help was asked for and shown; nothing else is to be done */
+
+/* What --help does with a table, and with the sections of a command that has several tables. At first both are printed;
+ * help pages, man pages and completion look at the same rows by taking this place. */
+typedef struct opt_viewer {
+    void (*section)(void *context, const char *name, const char *help); /* of the tables that follow */
+    void (*table)(void *context, const opt *table);
+    void *context;
+} opt_viewer;
+opt_viewer opt_show_with(opt_viewer viewer); /* returns the one before */
+void opt_section(const char *name, const char *help);
+void opt_print_table(const opt *table);
 
 /* Parse argv[0..argc-1] (no program or command name in it). Returns 0, ERR_USAGE, or OPT_HELPED. */
 int opt_parse(const opt *table, int argc, char **argv, opt_list *positional);

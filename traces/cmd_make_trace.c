@@ -2,7 +2,6 @@
 #include "base/options.h"
 #include "traces/make_trace.h"
 
-#include <stdio.h>
 #include <string.h>
 
 typedef struct kind {
@@ -26,7 +25,7 @@ int make_trace_check(const char *name, const opt_list *others, const char *out, 
 
 static int help(void) {
     for (size_t i = 0; i < N_KINDS; i++) {
-        printf("%s%s: %s\n", i ? "\n" : "", kinds[i].name, kinds[i].help);
+        opt_section(kinds[i].name, kinds[i].help);
         kinds[i].run(1, (char *[]){"--help"});
     }
     return OPT_HELPED;
