@@ -26,7 +26,7 @@
 enum { BOOTSTRAP_RESAMPLES = 2000, BOOTSTRAP_RUN = 4, BOOTSTRAP_LEAST_SEQUENCES = 5 };
 #define BOOTSTRAP_LEVEL 0.9
 #define BOOTSTRAP_SHARE_SEQUENCE 0.20
-#define BOOTSTRAP_SHARE_SERIES 0.15
+#define BOOTSTRAP_SHARE_SERIES 0.30
 #define BOOTSTRAP_OWN_SPREAD 0.34 /* of log(true KL / estimate) between configurations under one calibration */
 
 typedef struct bootstrap bootstrap;
