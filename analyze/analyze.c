@@ -1,4 +1,6 @@
 #include "analyze/analyze.h"
+#include "analyze/bootstrap.h"
+#include "analyze/evidence.h"
 #include "analyze/fidelity.h"
 #include "analyze/figures.h"
 #include "analyze/gnuplot.h"
@@ -27,6 +29,8 @@ typedef struct analyze {
     const figure_kind *kind[MOST_KINDS];
     size_t n_kinds;
     results *results;
+    evidence *evidence;
+    bootstrap *bootstrap;
     size_t metric[RESULTS_METRICS], n_metrics;
     fidelity_list fidelity;
     figure_list list;
@@ -228,6 +232,8 @@ static int read_inputs(analyze *a) {
     const results *r = a->results;
     if (r->n_incomplete)
         say("%zu configurations are not there for all %zu sequences and are left out", r->n_incomplete, r->n_sequences);
+    TRY(evidence_read(r, &a->evidence));
+    TRY(bootstrap_new(r, a->evidence, 0, &a->bootstrap));
     TRY(fidelity_join(r, &a->fidelity));
     a->n_metrics = results_pick_metrics(r, a->metric);
     if (a->n_metrics || a->fidelity.n) return 0;
@@ -249,7 +255,16 @@ static int print_tables(const analyze *a) {
 static int work(analyze *a, int argc, char **argv) {
     TRY(read_options(a, argc, argv));
     TRY(read_inputs(a));
-    figure_input in = {a->results, &a->fidelity, a->metric, a->n_metrics, a->lifetimes, a->trace};
+    figure_input in = {
+        .results = a->results,
+        .evidence = a->evidence,
+        .bootstrap = a->bootstrap,
+        .fidelity = &a->fidelity,
+        .metrics = a->metric,
+        .n_metrics = a->n_metrics,
+        .lifetimes = a->lifetimes,
+        .trace = a->trace,
+    };
     for (size_t k = 0; k < a->n_kinds; k++) TRY(a->kind[k]->collect(&in, &a->list));
     TRY(outfile_make_folder(a->folder));
     TRY(check_files(a));
@@ -266,6 +281,8 @@ int cmd_analyze(int argc, char **argv) {
         code = err_set(ERR_DATA, "stdout: write failed: %s", strerror(errno));
     opt_list_free(&a.files);
     fidelity_free(&a.fidelity);
+    bootstrap_free(a.bootstrap);
+    evidence_free(a.evidence);
     results_free(a.results);
     figure_list_free(&a.list);
     text_free(&a.written);

@@ -2,6 +2,8 @@
  * touches the disk or runs gnuplot, so all names are known before the first byte is written. */
 #pragma once
 
+#include "analyze/bootstrap.h"
+#include "analyze/evidence.h"
 #include "analyze/fidelity.h"
 #include "analyze/results.h"
 #include "base/text.h"
@@ -25,6 +27,8 @@ void figure_list_free(figure_list *list);
 
 typedef struct figure_input {
     const results *results;
+    const evidence *evidence;      /* blocks of the results; NULL where some have none: said already */
+    bootstrap *bootstrap;          /* resamples of the results; without blocks they may have no replicates */
     const fidelity_list *fidelity; /* empty without truths */
     const size_t *metrics;         /* n_metrics indices into results_metrics, the most telling first */
     size_t n_metrics;
