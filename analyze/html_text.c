@@ -29,7 +29,7 @@ int html_text_style(text *html) {
 static int add_key(text *html, const tokens *t, int32_t first, int32_t end) {
     TRY(text_add(html, "<p class=\"key\">Kept for "));
     for (int i = 0; i <= SHADES; i++) TRY(text_add(html, "<span class=\"r%d\">%d</span>", i, 100 / SHADES * i));
-    TRY(text_add(html, " % of the later steps, mean over layers and heads. "));
+    TRY(text_add(html, " %% of the later steps, mean over layers and heads. "));
     if (t->n_prompt > 0) TRY(text_add(html, "The first %d tokens are the prompt. ", t->n_prompt));
     if (end - first < t->n_tokens) TRY(text_add(html, "Tokens %d to %d of %d are shown.", first, end - 1, t->n_tokens));
     else TRY(text_add(html, "All %d tokens are shown.", t->n_tokens));
