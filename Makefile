@@ -32,7 +32,7 @@ DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c)
 LIBRARY = $(BUILD)/libkvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity paper samples golden format install clean
+.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity paper samples golden format man install clean
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
@@ -141,6 +141,10 @@ unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so $(BUILD)/
 
 -include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d sim/mpi/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
 
+# The manual, from the tables that --help shows.
+man: $(BUILD)/kvlag
+	@$(BUILD)/kvlag man -o build/man --force
+
 # ---- what it needs ----------------------------------------------------------------------------------------------------
 
 DEBIAN = gcc g++ make pkg-config libhdf5-dev hdf5-tools libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev \
@@ -244,4 +248,5 @@ help:
 	@echo "make paper    docs/experiments.md, measured again"
 	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
 	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"
+	@echo "make man      man pages into build/man"
 	@echo "CC=gcc|clang and MODE=release|asan|ubsan|tsan go with any of them."

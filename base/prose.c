@@ -1,5 +1,6 @@
 #include "base/prose.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -17,11 +18,16 @@ void prose_print(const char *words, int indent) {
 }
 
 int prose_command_line(const char *command, int most) {
-    int n = (int)strlen(command), fits = 0;
+    int n = (int)strlen(command), at_option = 0, at_word = 0;
+    bool quoted = false;
     if (n <= most) return n;
-    for (int i = 1; i <= most - 2; i++)
-        if (command[i] == ' ' && command[i + 1] == '-') fits = i;
-    return fits ? fits : n;
+    for (int i = 0; i <= most - 2; i++) {
+        if (command[i] == '\'') quoted = !quoted;
+        if (command[i] != ' ' || quoted) continue;
+        at_word = i;
+        if (command[i + 1] == '-') at_option = i;
+    }
+    return at_option ? at_option : at_word ? at_word : n;
 }
 
 void prose_print_command(const char *command, int indent) {

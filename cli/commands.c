@@ -65,8 +65,9 @@ const command commands[] = {
         .run = cmd_verify,
         .example =
             {
-                {"two policies; what is learnt is kept for sim --calibration",
-                 "kvlag verify " MODEL " out/t.h5 -o out/truth.csv -p h2o -p rmm -b 64,128 --calibrate out/c.json"},
+                {"three policies; what is learnt is kept for sim --calibration",
+                 "kvlag verify " MODEL
+                 " out/t.h5 -o out/truth.csv -p h2o -p rmm -p streaming -b 64,128 --calibrate out/c.json"},
                 {"three rows of earlier results, spread over families, budgets and lags",
                  "kvlag verify " MODEL " out/t.h5 out/r.csv --pick 3 -o out/truth3.csv"},
             },
@@ -81,7 +82,7 @@ const command commands[] = {
         .example =
             {
                 {"figures as PNG and SVG", "kvlag analyze out/r.csv -o out/fig --format png,svg"},
-                {"estimates beside truths", "kvlag analyze out/r.csv out/truth.csv -o out/fig2"},
+                {"estimates beside truths", "kvlag analyze out/r.csv out/truth3.csv -o out/fig2"},
             },
     },
     {
@@ -102,7 +103,7 @@ const command commands[] = {
     {
         .name = "info",
         .usage = "FILE",
-        .help = "what a trace or lifetimes file holds; --check validates it, --compare A B compares two",
+        .help = "what a trace, lifetimes or blocks file holds; how far two traces lie apart",
         .about = "Prints the facts of a trace, lifetimes or blocks file. --compare takes two traces of one text and "
                  "says how "
                  "far they lie apart, for instance those of two backends.",
@@ -148,14 +149,30 @@ const command commands[] = {
     },
     {
         .name = "help",
-        .usage = "[COMMAND]",
-        .help = "this page, or a command's options",
-        .about = "Shows the commands, or what one of them does, its options and examples.",
+        .usage = "[COMMAND | TOPIC]",
+        .help = "this page, a command's options and examples, or a topic",
+        .about = "Shows the commands and topics, or everything about one of them.",
         .run = cmd_help,
         .operand = OPERAND_COMMAND,
         .example =
             {
                 {"everything about sim", "kvlag help sim"},
+                {"how policies are written", "kvlag help spec"},
+            },
+    },
+    {
+        .name = "man",
+        .usage = "[COMMAND]",
+        .help = "the manual as man pages",
+        .about = "Prints kvlag.1, or the page of a command, in roff; with -o DIR writes all pages. make install puts "
+                 "them where "
+                 "man finds them.",
+        .run = cmd_man,
+        .operand = OPERAND_COMMAND,
+        .example =
+            {
+                {"read the overview", "kvlag man | man -l -"},
+                {"write kvlag.1, kvlag-sim.1 and so on", "kvlag man -o out/man"},
             },
     },
     {.name = NULL},

@@ -35,8 +35,8 @@ extern const command commands[];
 /* NULL and an err_ message with the nearest name where there is none. */
 const command *command_find(const char *name);
 
-/* `kvlag help [COMMAND]`. */
 int cmd_help(int argc, char **argv);
+int cmd_man(int argc, char **argv);
 
 /* Run a command; where it is asked for --help, the whole page appears. */
 int command_run(const command *c, int argc, char **argv);

@@ -3,6 +3,7 @@
 #include "base/options.h"
 #include "base/prose.h"
 #include "cli/commands.h"
+#include "cli/topics.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -54,26 +55,41 @@ int command_run(const command *c, int argc, char **argv) {
 
 static void print_overview(void) {
     puts("kvlag " KVLAG_VERSION ": what would this KV cache have cost with another eviction policy, budget or lag?\n");
-    puts("  kvlag COMMAND [OPTION...]\n");
+    puts("  kvlag COMMAND [OPTION...]\n\nCommands:\n");
     for (const command *c = commands; c->name; c++) printf("  %-12s %s\n", c->name, c->help);
+    puts("\nTopics:\n");
+    for (const topic *t = topics; t->name; t++) printf("  %-12s %s\n", t->name, t->help);
     puts("\nA first round:\n");
     for (const command *c = commands; c->name; c++) {
         if (!c->first_round) continue;
         printf("  # %s\n", c->example[0].what);
         prose_print_command(c->example[0].command, 2);
     }
-    puts("\nkvlag help COMMAND shows a command's options and examples; -h or --help behind it does the same.\n"
+    puts("\nkvlag help NAME explains a command or topic; -h or --help behind a command does the same.\n"
          "kvlag --version prints the version. Exit codes: 0 fine, 1 bad data or failed work, 2 usage.");
+}
+
+static const topic *find_topic(const char *name) {
+    const topic *t = topics;
+    while (t->name && strcmp(t->name, name) != 0) t++;
+    return t->name ? t : NULL;
+}
+
+/* A command's page, or a topic. */
+static int explain(const char *name) {
+    const topic *t = find_topic(name);
+    const command *c = t ? NULL : command_find(name);
+    if (t) printf("%s: %s\n\n%s", t->title, t->help, t->body);
+    return t ? 0 : c ? command_run(c, 1, (char *[]){"--help"}) : ERR_USAGE;
 }
 
 int cmd_help(int argc, char **argv) {
     const opt none[] = {{.name = NULL}};
     opt_list names = {0};
     int code = opt_parse(none, argc, argv, &names);
-    if (!code && names.n == 0) print_overview();
-    if (!code && names.n > 1) code = err_set(ERR_USAGE, "help: at most one COMMAND, got %zu", names.n);
-    const command *c = !code && names.n ? command_find(names.item[0]) : NULL;
-    if (!code && names.n && !c) code = ERR_USAGE;
+    if (!code && names.n > 1) code = err_set(ERR_USAGE, "help: at most one COMMAND or TOPIC, got %zu", names.n);
+    if (!code && names.n) code = explain(names.item[0]);
+    else if (!code) print_overview();
     opt_list_free(&names);
-    return c ? command_run(c, 1, (char *[]){"--help"}) : code;
+    return code;
 }

@@ -1,0 +1,148 @@
+"""What kvlag says about itself: help, topics, man pages, and every example they show, run for real."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from simcli import KVLAG, ROOT, kvlag
+
+MODEL = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def said(*args):
+    done = kvlag(*args)
+    assert (done.returncode, done.stderr) == (0, b""), (args, done.stderr)
+    return done.stdout.decode()
+
+
+def listed(heading):
+    """The names that stand under a heading of the overview."""
+    under = re.search(rf"^{heading}:\n\n((?:  .*\n)+)", said("help"), re.M)
+    return re.findall(r"^  (\S+) ", under[1], re.M)
+
+
+def commands():
+    return listed("Commands")
+
+
+def examples(page):
+    """Commands under "Examples:", lines that end in a backslash joined."""
+    if "\nExamples:\n" not in page:
+        return []
+    lines = page.split("\nExamples:\n")[1].replace(" \\\n     ", "").splitlines()
+    return [line.strip() for line in lines if line.startswith("  kvlag ")]
+
+
+# ---- help ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_overview_teaches_a_first_round():
+    page = said("help")
+    assert {"trace", "sim", "verify", "analyze", "merge", "info", "make-trace", "policies", "help", "man"} <= set(commands())
+    assert {"spec", "budgets", "files", "environment"} <= set(listed("Topics"))
+    first = re.findall(r"^  kvlag (\S+) .*(?:\\\n.*)*", page.split("A first round:")[1], re.M)
+    assert first[:3] == ["trace", "sim", "analyze"]
+    assert "--version" in page and "-h" in page
+    assert page == said("--help") == said("-h")
+
+
+def test_every_page_fits_100_columns_and_topics_78():
+    for name in ["", *commands(), *listed("Topics")]:
+        most = 78 if name in listed("Topics") else 100
+        for line in said("help", *name.split()).splitlines():
+            assert len(line) <= most, (name, line)
+
+
+def test_help_behind_a_command_is_its_page():
+    for name in commands():
+        page = said("help", name)
+        assert page.startswith(f"kvlag {name}") and page == said(name, "--help"), name
+        assert 1 <= len(examples(page)) <= 5, name
+        assert said(name, "-h") == page
+
+
+def test_examples_are_true(tmp_path):
+    """In the order of the list, in one folder, since they build on each other. Without the real model its examples are
+    left out and a sample trace stands in for the one they would have made."""
+    (tmp_path / "out").mkdir()
+    for name in "README.md", "LICENSE", "examples":
+        (tmp_path / name).symlink_to(ROOT / name)
+    if MODEL.exists():
+        (tmp_path / "models").symlink_to(MODEL.parent.resolve())
+    else:
+        shutil.copy(ROOT / "traces/samples/tiny-scripture.h5", tmp_path / "out/t.h5")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "kvlag").symlink_to(KVLAG)
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "TERM": "dumb"}
+    for command in (x for name in commands() for x in examples(said("help", name))):
+        if "models/" in command and not MODEL.exists() or "truth" in command and not MODEL.exists():
+            continue
+        if "| man " in command and not shutil.which("man"):
+            continue
+        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, env=env, capture_output=True,
+                              text=True)  # fmt: skip
+        assert done.returncode == 0, (command, done.stderr)
+
+
+# ---- man pages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("man")
+    said("man", "-o", folder)
+    return folder
+
+
+def words(text):
+    """Without what fonts, filling and hyphenation do to it."""
+    text = re.sub(r".\x08", "", text)
+    return re.sub(r"\s+", " ", re.sub(r"\u2010\n\s+", "", text))
+
+
+def test_there_is_a_page_for_every_command(pages):
+    assert {p.name for p in pages.iterdir()} == {"kvlag.1", *(f"kvlag-{name}.1" for name in commands())}
+    assert said("man") == (pages / "kvlag.1").read_text()
+    for name in commands():
+        assert said("man", name) == (pages / f"kvlag-{name}.1").read_text()
+
+
+@pytest.mark.skipif(not shutil.which("groff"), reason="groff is not installed")
+def test_pages_have_no_warnings(pages):
+    for page in sorted(pages.iterdir()):
+        done = subprocess.run(["groff", "-ww", "-z", "-man", page], capture_output=True, text=True)
+        assert (done.returncode, done.stderr, done.stdout) == (0, "", ""), page.name
+
+
+@pytest.mark.skipif(not shutil.which("man"), reason="man is not installed")
+def test_pages_render(pages):
+    """What lintian runs, and what readers see: every option, and every example as it can be typed."""
+    env = {**os.environ, "LC_ALL": "C.UTF-8", "MANWIDTH": "80", "MANROFFSEQ": "", "MAN_KEEP_FORMATTING": ""}
+    for page in sorted(pages.iterdir()):
+        done = subprocess.run(["man", "--warnings", "-E", "UTF-8", "-l", page], capture_output=True, text=True, env=env)
+        assert (done.returncode, done.stderr) == (0, ""), page.name
+        shown = words(done.stdout)
+        assert max(len(line) for line in done.stdout.splitlines()) <= 80, page.name
+        for section in "NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "EXAMPLES", "SEE ALSO":
+            assert section in shown, (page.name, section)
+        if page.name == "kvlag.1":
+            assert all(word in shown for word in ("SPECS", "BUDGETS AND LAGS", "FILES", "ENVIRONMENT", "NO_COLOR"))
+            continue
+        help_page = said("help", page.name[6:-2])
+        for option in re.findall(r"^ {2,6}(?:-., )?--(\S+)", help_page, re.M):
+            assert f"--{option}" in shown, (page.name, option)
+        for command in examples(help_page):
+            assert command in shown.replace(" \\ ", " "), (page.name, command)
+
+
+def test_pages_are_not_overwritten(pages):
+    before = (pages / "kvlag.1").read_bytes()
+    done = kvlag("man", "-o", pages)
+    assert done.returncode == 2 or done.returncode == 1
+    assert b"--force" in done.stderr and (pages / "kvlag.1").read_bytes() == before
+    said("man", "-o", pages, "--force")
+    assert kvlag("man", "smi").returncode == 2 and kvlag("man", "sim", "-o", pages).returncode == 2
