@@ -91,9 +91,9 @@ const topic topics[] = {
         .body = "  NO_COLOR                    set and not empty: no colours on terminals\n"
                 "  TERM                        dumb: no colours either\n"
                 "  COLUMNS                     width of figures that are drawn as text\n"
-                "  KVLAG_CUDA_PLUGIN           the CUDA backend, instead of kvlag-cuda.so beside\n"
-                "                              kvlag or in ../lib/kvlag\n"
-                "  KVLAG_KERNELS               portable, avx2 or avx512: vector kernels to use;\n"
+                "  KVLAG_CUDA_PLUGIN           the CUDA backend, instead of kvlag-cuda.so\n"
+                "                              beside kvlag or in ../lib/kvlag\n"
+                "  KVLAG_KERNELS               portable, avx2 or avx512: the vector kernels;\n"
                 "                              results are the same\n",
     },
     {.name = 0},
