@@ -93,7 +93,7 @@ const topic topics[] = {
                 "  COLUMNS                     width of figures that are drawn as text\n"
                 "  KVLAG_CUDA_PLUGIN           the CUDA backend, instead of kvlag-cuda.so\n"
                 "                              beside kvlag or in ../lib/kvlag\n"
-                "  KVLAG_KERNELS               portable, avx2 or avx512: the vector kernels;\n"
+                "  KVLAG_KERNELS               vector code: portable, avx2 or avx512;\n"
                 "                              results are the same\n",
     },
     {.name = 0},
