@@ -106,7 +106,7 @@ static int set_choice(const opt *o, const char *value) {
 static int set_value(const opt *table, const opt *o, const char *value) {
     bool again = given[o - table];
     given[o - table] = true;
-    if (o->kind == OPT_LIST) return push(o->target, value);
+    if (o->kind == OPT_LIST || o->kind == OPT_FILES) return push(o->target, value);
     if (again) return err_set(ERR_USAGE, "--%s is given twice", o->name);
     if (o->kind == OPT_INT || o->kind == OPT_SIZE) return set_number(o, value);
     if (o->kind == OPT_CHOICE) return set_choice(o, value);
@@ -233,9 +233,10 @@ char *opt_command(const char *command, const opt *table, const opt_list *positio
     for (const opt *o = table; o->name && !bad; o++) {
         if (!o->recorded || !given[o - table]) continue;
         char number[32];
-        if (o->kind == OPT_LIST) {
+        if (o->kind == OPT_LIST || o->kind == OPT_FILES) {
             const opt_list *list = o->target;
-            for (size_t i = 0; i < list->n && !bad; i++) bad = add_option(&t, o, list->item[i]);
+            for (size_t i = 0; i < list->n && !bad; i++)
+                bad = add_option(&t, o, o->kind == OPT_FILES ? text_base_name(list->item[i]) : list->item[i]);
         } else if (o->kind == OPT_FLAG) {
             bad = add_option(&t, o, NULL);
         } else if (o->kind == OPT_INT || o->kind == OPT_SIZE) {

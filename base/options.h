@@ -16,7 +16,8 @@ typedef enum opt_kind {
     OPT_TEXT,   /* target: const char *, points into argv */
     OPT_FILE,   /* the same, naming a file: recorded without its folder */
     OPT_CHOICE, /* target: const char *; `arg` lists the choices: "auto|cpu|cuda" */
-    OPT_LIST    /* target: opt_list, may repeat */
+    OPT_LIST,   /* target: opt_list, may repeat */
+    OPT_FILES   /* the same, naming files: recorded without their folders */
 } opt_kind;
 
 typedef struct opt_list {

@@ -1,6 +1,7 @@
 /* kvlag policies: what the registry and the table of wrappers hold, for people and for programs. */
 #include "base/err.h"
 #include "base/options.h"
+#include "sim/policy_plugin.h"
 #include "sim/registry.h"
 #include "sim/wrapper.h"
 
@@ -98,13 +99,16 @@ static int print_policies(const opt_list *names, bool json) {
 
 int cmd_policies(int argc, char **argv) {
     bool json = false;
-    opt_list names = {0};
+    opt_list names = {0}, plugins = {0};
     const opt table[] = {
         {.name = "json", .kind = OPT_FLAG, .target = &json, .help = "print as JSON"},
+        POLICY_PLUGIN_OPTION(plugins),
         {.name = NULL},
     };
     int code = opt_parse(table, argc, argv, &names);
+    if (!code) code = policy_plugins_load(&plugins);
     if (!code) code = print_policies(&names, json);
+    opt_list_free(&plugins);
     opt_list_free(&names);
     return code;
 }

@@ -8,6 +8,7 @@
 #include "sim/output.h"
 #include "sim/part.h"
 #include "sim/plan.h"
+#include "sim/policy_plugin.h"
 #include "sim/sim.h"
 
 #include <errno.h>
@@ -23,7 +24,7 @@ enum { JOURNAL_PASS = 32, JOURNAL_SECONDS = 60 };
 
 typedef struct job {
     /* the command line */
-    opt_list traces, specs;
+    opt_list traces, specs, plugins;
     const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *sample, *attention, *lifetimes,
         *from_lifetimes, *calibration, *device, *shard, *rule, *kv_bits, *pending_bits;
     long long n_prompt, memory, threads, seed;
@@ -60,6 +61,7 @@ static int parse(job *j, int argc, char **argv) {
     opt table[] = {
         {"output", 'o', OPT_FILE, false, &j->out, "FILE.csv", "where results go (and FILE.blocks.h5 beside it)", 0, 0},
         {"policy", 'p', OPT_LIST, true, &j->specs, "SPEC", "a policy, e.g. 'rmm(lag=0|8|64)'; may repeat", 0, 0},
+        POLICY_PLUGIN_OPTION(j->plugins),
         {"budget", 'b', OPT_TEXT, true, &j->budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
         {"lag", 'L', OPT_TEXT, true, &j->lags, "LIST", "lags: 8,16 or 0:64:8 or 0:256:x2 or budget/2", 0, 0},
         {"schedule", 0, OPT_TEXT, true, &j->schedule, "S", "step, every:P, watermark:f, block:n, prompt", 0, 0},
@@ -328,6 +330,7 @@ static int prepare(job *j) {
     TRY(check_command(j));
     if (j->shard) TRY(shard_parse(j->shard, &j->part));
     if (j->device) TRY(device_parse(j->device, &j->decoder));
+    TRY(policy_plugins_load(&j->plugins));
     q->flags = (sim_flags){.budgets = j->budgets,
                            .lags = j->lags,
                            .schedule = j->schedule,
@@ -352,6 +355,7 @@ static int prepare(job *j) {
     say_what_is_left_out(j);
     TRY(plan_make(q, j->part, &j->p));
     TRY(output_head(q, j->command, &j->scale, j->calibration, &j->head));
+    TRY(policy_plugins_note(&j->plugins, &j->head));
     return j->shard || j->part_out || j->resume ? note_work(j) : 0;
 }
 
@@ -581,6 +585,7 @@ static void release(job *j) {
     mem_free(j->command);
     opt_list_free(&j->traces);
     opt_list_free(&j->specs);
+    opt_list_free(&j->plugins);
 }
 
 static int run(job *j) {

@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "base/progress.h"
 #include "sim/policies/mix.h"
+#include "sim/policy_check.h"
 #include "sim/registry.h"
 #include "sim/spec.h"
 
@@ -370,7 +371,7 @@ static int set_up(const sim_ask *ask, int32_t budget, int32_t *lag, policy_setup
     }
     for (int i = 0; p->params[i].name; i++)
         TRY(spec_evaluate(&p->params[i], ask->param[i], budget, *lag, &out->value[i]));
-    return p->init(out);
+    return policy_set_up(out);
 }
 
 /* What each look at of the future must mean the same to both. */

@@ -71,6 +71,7 @@ static int replay_task(void *context, size_t index, int worker) {
         for (int u = k->unit; u < k->unit + units_of_task(k); u++) {
             span *s = price_span(w, k->r, u);
             replay_range(k->r->replay[u], &s->first_missing, &s->left_end);
+            TRY(replay_check(k->r->replay[u]));
         }
     return 0;
 }

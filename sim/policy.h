@@ -10,7 +10,12 @@
  *
  * A policy keeps its per-entry memory in `fields`: arrays of f64 parallel to the residents, which the engine shifts
  * when entries leave and zeroes when one arrives; and what belongs to the unit as a whole (a mean key, a count) in
- * `state`, zeroed when the unit begins. It must not keep state anywhere else. */
+ * `state`, zeroed when the unit begins. It must not keep state anywhere else: units are replayed by several threads at
+ * once, in no fixed order.
+ *
+ * Policies come from the registry, or from a plugin: a shared object that defines `kvlag_policies` (below) and is named
+ * by --plugin. Of kvlag's functions a plugin may call policy_get, and err_set of base/err.h in `init`: kvlag exports
+ * both, so it is linked with nothing. docs/adding-a-policy.md builds one. */
 #pragma once
 
 #include <stdbool.h>
@@ -147,6 +152,9 @@ typedef struct policy {
     /* The scores of all residents: one of the policy's fields, or computed into `scratch` [n]. Must be finite. */
     const double *(*score)(const policy_setup *s, const policy_view *v, double *scratch);
 } policy;
+
+/* What a plugin defines: its policies, then NULL. */
+extern const policy *const kvlag_policies[] __attribute__((visibility("default")));
 
 /* The value of a parameter by name; NULL if the policy has none of that name. */
 const policy_value *policy_get(const policy_setup *s, const char *name);

@@ -281,6 +281,7 @@ static int span_task(void *context, size_t index, int worker) {
         kv_pool_evict(w->q, units, n);
         for (int i = 0; i < n; i++) w->seats[i]->held[unit] += replay_held(units[i]);
     }
+    for (int i = 0; i < n; i++) TRY(replay_check(units[i]));
     return 0;
 }
 

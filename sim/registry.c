@@ -58,34 +58,51 @@ static const policy *const registry[] = {
     &policy_lazy,
     &policy_lazy_code,
 };
-enum { N_POLICIES = sizeof registry / sizeof *registry };
+enum { N_BUILT_IN = sizeof registry / sizeof *registry };
+
+/* What plugins brought, for the life of the process. */
+static const policy *added[REGISTRY_ADDED_MAX];
+static size_t n_added;
 
 size_t policy_count(void) {
-    return N_POLICIES;
+    return N_BUILT_IN + n_added;
 }
 
 const policy *policy_at(size_t i) {
-    return registry[i];
+    return i < N_BUILT_IN ? registry[i] : added[i - N_BUILT_IN];
+}
+
+static const policy *find(const char *name) {
+    for (size_t i = 0; i < policy_count(); i++)
+        if (strcmp(policy_at(i)->name, name) == 0) return policy_at(i);
+    return NULL;
+}
+
+int registry_add(const policy *p) {
+    if (find(p->name)) return err_set(ERR_DATA, "%s: the name is taken by another policy", p->name);
+    if (wrapper_find(p->name, strlen(p->name)) || strcmp(p->name, "none") == 0)
+        return err_set(ERR_DATA, "%s: the name has a meaning in specs", p->name);
+    if (n_added == REGISTRY_ADDED_MAX) return err_set(ERR_DATA, "more than %d policies of plugins", REGISTRY_ADDED_MAX);
+    added[n_added++] = p;
+    return 0;
+}
+
+bool registry_is_added(const policy *p) {
+    for (size_t i = 0; i < n_added; i++)
+        if (added[i] == p) return true;
+    return false;
 }
 
 const policy *policy_find(const char *name) {
-    const char *names[N_POLICIES + WRAPPERS_MOST];
+    const char *names[N_BUILT_IN + REGISTRY_ADDED_MAX + WRAPPERS_MOST];
     size_t n = 0;
-    for (; n < N_POLICIES; n++) {
-        if (strcmp(registry[n]->name, name) == 0) return registry[n];
-        names[n] = registry[n]->name;
-    }
+    const policy *found = find(name);
+    if (found) return found;
+    for (; n < policy_count(); n++) names[n] = policy_at(n)->name;
     for (const wrapper *w = wrappers; w->name; w++) names[n++] = w->name;
     const char *near = opt_nearest(name, names, n);
     if (near) err_set(ERR_USAGE, "unknown policy '%s' (did you mean %s?)", name, near);
     else err_set(ERR_USAGE, "unknown policy '%s' (kvlag policies lists them)", name);
-    return NULL;
-}
-
-const policy_value *policy_get(const policy_setup *s, const char *name) {
-    const policy_param *p = s->policy->params;
-    for (int i = 0; p[i].name; i++)
-        if (strcmp(p[i].name, name) == 0) return &s->value[i];
     return NULL;
 }
 

@@ -1,6 +1,7 @@
 #include "sim/replay.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "sim/registry.h"
 
 #include <assert.h>
 #include <math.h>
@@ -10,6 +11,7 @@
 typedef struct mind {
     const policy_setup *setup;
     bool take_max;
+    bool is_foreign; /* of a plugin: its scores are looked at */
     int n_fields;
     double **field; /* [n_fields][capacity] by resident */
     size_t n_state;
@@ -40,6 +42,10 @@ struct replay {
     int32_t *victim;      /* [capacity] indices into entry */
     int32_t from, to;     /* residents that may leave in this step */
     int32_t n_chosen, n_taken;
+
+    const policy *faulty; /* whose score was the first not to be finite; NULL: nobody's */
+    int32_t faulty_step, faulty_entry;
+    double faulty_score;
 };
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
@@ -64,6 +70,7 @@ static mind carve_mind(const policy_setup *setup, bool take_max, const policy_sh
                        mem_carver *m) {
     const policy *p = setup->policy;
     mind made = {.setup = setup, .take_max = take_max, .n_fields = p->fields(setup)};
+    made.is_foreign = registry_is_added(p);
     if (p->state) made.n_state = p->state(setup, shape);
     made.state = mem_carve(m, made.n_state, sizeof *made.state);
     made.field = mem_carve(m, (size_t)made.n_fields, sizeof *made.field);
@@ -121,6 +128,7 @@ void replay_begin(replay *r, const replay_unit *unit, int32_t *evict_at) {
     r->n_minds = r->c->is_full ? 0 : r->c->prompt ? 2 : 1;
     r->updates = 0;
     r->unit_mean = 1;
+    r->faulty = NULL;
     r->view = (policy_view){
         .entry = r->entry,
         .data = unit->data,
@@ -146,6 +154,15 @@ void replay_offer(replay *r, const float *out, const float *loss, const float *f
 void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end) {
     *first_missing = r->first_missing;
     *left_end = r->left_end;
+}
+
+int replay_check(const replay *r) {
+    if (!r->faulty) return 0;
+    return err_set(ERR_DATA,
+                   "policy %s: the score of entry %d in step %d is %g (sequence %d, layer %d, kv head %d); scores must "
+                   "be finite",
+                   r->faulty->name, r->faulty_entry, r->faulty_step, r->faulty_score, r->unit.sequence, r->unit.layer,
+                   r->unit.kv_head);
 }
 
 int64_t replay_updates(const replay *r) {
@@ -223,9 +240,28 @@ static void expire(replay *r, int32_t t) {
 
 /* ---- scores ----------------------------------------------------------------------------------------------------- */
 
+/* What leaves is found by comparing: a score that cannot be compared counts as 0 and is remembered (replay_check). */
+static void mend(replay *r, const policy *p) {
+    int32_t j = 0;
+    while (r->scores && j < r->n && isfinite(r->scores[j])) j++;
+    if (j == r->n) return;
+    if (!r->faulty) {
+        r->faulty = p;
+        r->faulty_step = r->view.t;
+        r->faulty_entry = r->entry[j];
+        r->faulty_score = r->scores ? r->scores[j] : NAN;
+    }
+    if (!r->scores) memset(r->score, 0, (size_t)r->n * sizeof *r->score);
+    else if (r->scores != r->score) memcpy(r->score, r->scores, (size_t)r->n * sizeof *r->score);
+    for (; j < r->n; j++)
+        if (!isfinite(r->score[j])) r->score[j] = 0;
+    r->scores = r->score;
+}
+
 /* Scores come from the policy that took the step in last: at the prompt's end, from the one that evicts there. */
 static void ask(replay *r, const mind *m) {
     r->scores = m->setup->policy->score(m->setup, &r->view, r->score);
+    if (m->is_foreign) mend(r, m->setup->policy);
 }
 
 /* Past the cut-off an entry's score is the one it had there. */

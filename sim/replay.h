@@ -58,6 +58,9 @@ void replay_range(const replay *r, int32_t *first_missing, int32_t *left_end);
  * whose value in the unit's row it looked at; 0 for policies that look at no row. */
 int64_t replay_updates(const replay *r);
 
+/* So far: were all scores of policies from plugins finite? ERR_DATA names the first that was not; it counted as 0. */
+int replay_check(const replay *r);
+
 /* Residents after the last step, ascending. */
 const int32_t *replay_residents(const replay *r, int32_t *n);
 

@@ -146,6 +146,7 @@ static int replay_task(void *context, size_t index, int worker) {
             replay_attend(g->replay[u], t, g->heads + (size_t)u * (size_t)g->heads_each, &w->facts[t]);
         replay_evict_together(g->replay, g->n_units);
     }
+    for (int u = 0; u < g->n_units; u++) TRY(replay_check(g->replay[u]));
     return 0;
 }
 

@@ -4,6 +4,7 @@
 #include "base/options.h"
 #include "base/outfile.h"
 #include "base/progress.h"
+#include "sim/policy_plugin.h"
 #include "sim/results.h"
 #include "sim/spec.h"
 #include "tracer/plugin.h"
@@ -25,7 +26,7 @@ typedef struct settings {
     bool force, quiet, verbose, has_prompt, has_seed;
     char seed_text[24];
     plugin_choice compute;
-    opt_list files, specs; /* MODEL TRACE [RESULTS.csv] */
+    opt_list plugins, files, specs; /* MODEL TRACE [RESULTS.csv] */
 } settings;
 
 /* One rerun of a sequence. */
@@ -371,6 +372,7 @@ static int add_truth(const job *j, const row *r, text *csv) {
 static int compose(const job *j, text *csv) {
     TRY(text_add(csv, "# kvlag truth v1\n# command: %s\n# trace: %s %s\n# mode: %s loop\n", j->command,
                  trace_label(j->trace), trace_hash(j->trace), j->set->mode));
+    TRY(policy_plugins_note(&j->set->plugins, csv));
     TRY(text_add_bytes(csv, j->skipped.data, j->skipped.n));
     TRY(text_add(csv, "trace,seq,policy,spec,budget_asked,budget,lag,unit,schedule,pending,n_prompt,mode,true_dloss,"
                       "true_kl,kl_p99,top1_flips,exact_match,kept_overlap\n"));
@@ -520,6 +522,7 @@ static int verify_with(const opt *table, settings *s, int argc, char **argv) {
     s->has_seed = opt_given(table, &s->seed);
     snprintf(s->seed_text, sizeof s->seed_text, "%lld", s->seed);
     TRY(check(s));
+    TRY(policy_plugins_load(&s->plugins));
     job j = {.set = s, .closed = strcmp(s->mode, "closed") == 0};
     outfile csv = {0};
     j.command = opt_command("verify", table, &s->files);
@@ -539,6 +542,7 @@ int cmd_verify(int argc, char **argv) {
     const opt table[] = {
         {"output", 'o', OPT_FILE, false, &s.out, "TRUTH.csv", "where the true costs go", 0, 0},
         {"policy", 'p', OPT_LIST, true, &s.specs, "SPEC", "a policy, e.g. 'rmm(lag=0|8|64)'; may repeat", 0, 0},
+        POLICY_PLUGIN_OPTION(s.plugins),
         {"budget", 'b', OPT_TEXT, true, &s.budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
         {"lag", 'L', OPT_TEXT, true, &s.lags, "LIST", "lags: 8,16 or 0:64:8 or 0:256:x2 or budget/2", 0, 0},
         {"schedule", 0, OPT_TEXT, true, &s.schedule, "S", "step, every:P, watermark:f, block:n, prompt", 0, 0},
@@ -563,5 +567,6 @@ int cmd_verify(int argc, char **argv) {
     int code = verify_with(table, &s, argc, argv);
     opt_list_free(&s.files);
     opt_list_free(&s.specs);
+    opt_list_free(&s.plugins);
     return code;
 }

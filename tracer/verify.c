@@ -348,7 +348,7 @@ static int decide_task(void *context, size_t u, int worker) {
     replay_step(unit->replay, w->t, heads, &w->facts[unit->config]);
     for (int kv = unit->first_kv; kv < unit->first_kv + unit->n_kv; kv++)
         w->x->backend->steps_forget(w->run, copy, unit->layer, kv, unit->evict_at);
-    return 0;
+    return replay_check(unit->replay);
 }
 
 static int closed_step(closed_pass *w, bool is_first) {
