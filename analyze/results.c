@@ -230,8 +230,8 @@ static int refuse_duplicates(const results *r, const result *const *sorted, cons
     return 0;
 }
 
-/* The mean of n rows of one configuration. It takes the place of the earliest of them. So do the ends of its intervals:
- * what is wrong with a calibration is wrong in all sequences alike, so no root of n makes them narrower. */
+/* The mean of n rows of one configuration. It takes the place of the earliest of them. So do the ends of its intervals,
+ * which then are too wide rather than too narrow; bootstrap.h knows better where there are sums over blocks. */
 static result mean_of(const result *const *row, size_t n) {
     result mean = *row[0];
     mean.trace = mean.seq = "";
