@@ -247,7 +247,7 @@ static int read_inputs(analyze *a) {
 }
 
 static int print_tables(const analyze *a) {
-    if (a->n_metrics) TRY(table_print(a->results, a->metric, a->n_metrics));
+    if (a->n_metrics) TRY(table_print(a->results, a->bootstrap, a->metric, a->n_metrics));
     for (size_t i = 0; i < a->fidelity.n; i++) TRY(fidelity_print(&a->fidelity.item[i], a->results));
     return 0;
 }

@@ -484,7 +484,7 @@ def test_intervals_are_shown(tmp_path):
     p = analyze(results, "-o", tmp_path, "--figures", "lag,budget", "--format", "png,term")
     assert "warning" not in p.stderr
     header, first = p.stdout.split("\n")[:2]
-    assert header.split()[4:] == ["dloss_est", "dloss_lo..dloss_hi", "kl_est"]
+    assert header.split()[-4:] == ["dloss_est", "90%", "interval", "kl_est"]
     best = min((r for r in rows if r["budget_asked"] == "10%"), key=lambda r: r["dloss_est"])
     assert f"{best['dloss_est']:.4g}  {best['dloss_lo']:.3g}..{best['dloss_hi']:.3g} " in first
     for name in "lag_rmm_kl_est", "budget_kl_est":
