@@ -42,6 +42,10 @@ static int make_name(const figure_list *list, const char *const *parts, size_t n
 }
 
 int canvas_new(figure_list *list, const char *const *parts, size_t n, double height, figure **out) {
+    return canvas_new_sized(list, parts, n, CANVAS_WIDTH, height, out);
+}
+
+int canvas_new_sized(figure_list *list, const char *const *parts, size_t n, double width, double height, figure **out) {
     text name = {0};
     int code = make_name(list, parts, n, &name);
     if (!code) code = mem_grow((void **)&list->item, &list->capacity, list->n + 1, sizeof *list->item, "figures");
@@ -51,7 +55,7 @@ int canvas_new(figure_list *list, const char *const *parts, size_t n, double hei
     }
     figure *f = *out = &list->item[list->n++];
     *f = (figure){.name = name.data};
-    TRY(gnuplot_header(&f->script, f->name, CANVAS_WIDTH, height));
+    TRY(gnuplot_header(&f->script, f->name, width, height));
     return text_add(&f->script, "set border 3 linecolor '#404040' linewidth 0.5\n"
                                 "set tics nomirror out scale 0.4 font ',6' textcolor '#202020'\n"
                                 "set xtics offset 0,0.3\nset ytics offset 0.4,0\n"

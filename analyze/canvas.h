@@ -7,6 +7,7 @@
 
 /* Widths and heights in inches; fonts in points. A column of a two-column paper is 3.3 inches wide. */
 #define CANVAS_WIDTH 3.3
+#define CANVAS_PAGE_WIDTH 7.0 /* both columns */
 #define CANVAS_LABEL_FONT 6.0
 enum { CANVAS_COLOURS = 9 };
 
@@ -14,6 +15,7 @@ enum { CANVAS_COLOURS = 9 };
  * made different from the names in the list, with the head of its script: terminal, colours, grid. *out belongs to the
  * list and is valid until the next one is appended. */
 int canvas_new(figure_list *list, const char *const *parts, size_t n, double height, figure **out);
+int canvas_new_sized(figure_list *list, const char *const *parts, size_t n, double width, double height, figure **out);
 
 /* Begin the next block of the data file: "# comment", then the columns' names. *index numbers it for gnuplot. */
 int canvas_block(figure *f, const char *comment, const char *columns, size_t *index);

@@ -5,6 +5,8 @@ const figure_kind figure_kinds[] = {
     {"lag", "loss against the lag, for each policy that has one", figure_lag},
     {"budget", "loss against the budget, one curve a policy", figure_budget},
     {"retention", "which entries stay visible (needs --lifetimes)", figure_retention},
+    {"text", "how long each token stays visible, on the text (needs --lifetimes and --trace)", figure_text},
+    {"lost", "tokens that an oracle keeps and the policy loses (needs --lifetimes and --trace)", figure_lost},
     {"fidelity", "estimates against true reruns (needs a truth file)", figure_fidelity},
     {NULL, NULL, NULL},
 };

@@ -54,3 +54,9 @@ int figure_retention(const figure_input *in, figure_list *list);
 
 /* Estimates against truths, one figure for each mode of the true reruns. */
 int figure_fidelity(const figure_input *in, figure_list *list);
+
+/* The text, each token shaded by how long the policy of least loss kept it, and beside it the oracle: one page. */
+int figure_text(const figure_input *in, figure_list *list);
+
+/* Which tokens the oracle of the same budget keeps longer, in their context: one figure for each policy, up to six. */
+int figure_lost(const figure_input *in, figure_list *list);

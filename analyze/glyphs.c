@@ -56,6 +56,10 @@ static bool among(uint32_t c, const range *r, size_t n) {
 }
 #define AMONG(c, ranges) among(c, ranges, sizeof(ranges) / sizeof *(ranges))
 
+int glyph_columns(uint32_t c) {
+    return AMONG(c, joining) ? 0 : AMONG(c, wide) ? 2 : 1;
+}
+
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------ */
 
 /* The character at p, of n bytes: its length and *c; 0 where there is none. */
@@ -93,6 +97,11 @@ static int add_mark(glyphs *g, const char *mark) {
     return add(g, mark, 3, GLYPH_PLAIN, 1);
 }
 
+/* The sign is broader than one column in many fonts. */
+static int add_broken(glyphs *g) {
+    return add(g, NO_CHARACTER, 3, GLYPH_PLAIN, 2);
+}
+
 static int join(glyphs *g, const uint8_t *bytes, size_t n, bool first_of_token) {
     if (first_of_token || g->item[g->n - 1].kind != GLYPH_PLAIN || g->item[g->n - 1].bytes > 64)
         TRY(add_mark(g, DOTTED_CIRCLE));
@@ -103,14 +112,14 @@ static int join(glyphs *g, const uint8_t *bytes, size_t n, bool first_of_token) 
 static int add_character(glyphs *g, uint32_t c, const uint8_t *bytes, size_t n, bool first_of_token) {
     if (c == '\n') return add(g, GLYPH_LINE_BREAK, 3, GLYPH_BREAK, 1);
     if (c == '\t') return add_mark(g, "\xe2\x86\x92");
-    if (c < 0x20) return add_mark(g, (const char[]){'\xe2', '\x90', (char)(0x80 + c), 0});
-    if (c == 0x7f) return add_mark(g, "\xe2\x90\xa1");
+    if (c < 0x20 || c == 0x7f) return add(g, (const char[]){'^', (char)(c ^ 0x40)}, 2, GLYPH_PLAIN, 2);
     if (c == ' ' || c == 0xa0 || c == 0x3000)
         return add(g, "  ", c == 0x3000 ? 2 : 1, GLYPH_SPACE, c == 0x3000 ? 2 : 1);
-    if (no_character(c)) return add_mark(g, NO_CHARACTER);
+    if (no_character(c)) return add_broken(g);
     if (AMONG(c, invisible)) return 0;
-    if (AMONG(c, joining)) return join(g, bytes, n, first_of_token);
-    return add(g, bytes, n, GLYPH_PLAIN, AMONG(c, wide) ? 2 : 1);
+    int columns = glyph_columns(c);
+    if (columns == 0) return join(g, bytes, n, first_of_token);
+    return add(g, bytes, n, GLYPH_PLAIN, (uint8_t)columns);
 }
 
 static int read_all(const uint8_t *pieces, const int64_t *offset, int32_t n_tokens, glyphs *g) {
@@ -121,7 +130,7 @@ static int read_all(const uint8_t *pieces, const int64_t *offset, int32_t n_toke
         while (at < offset[t + 1]) {
             uint32_t c = 0;
             size_t length = decode(pieces + at, (size_t)(end - at), &c);
-            TRY(length ? add_character(g, c, pieces + at, length, g->n == first) : add_mark(g, NO_CHARACTER));
+            TRY(length ? add_character(g, c, pieces + at, length, g->n == first) : add_broken(g));
             at += length ? (int64_t)length : 1;
         }
         if (g->n == first) TRY(add_mark(g, continued ? GLYPH_CONTINUED : EMPTY_BOX));

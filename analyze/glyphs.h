@@ -1,10 +1,11 @@
 /* Pieces of tokens as characters that can be shown: whole, visible, each in one or two columns of a fixed-width font.
  *
- * What cannot stand as it is gets a mark. U+21B5 is a line break, U+2192 a tab, U+2400.. other control bytes. U+FFFD is
- * a byte that is no UTF-8, and what XML has no room for. A character that several tokens share stands in the first of
- * them, and the others say U+25C2 (a small triangle that points back). A token without bytes, or with nothing but
- * invisible characters, says U+25AF (an empty box). Characters that turn the direction of a text are left out. Marks
- * that combine join the character before them in the same token, or U+25CC (a dotted circle) where there is none. */
+ * What cannot stand as it is gets a mark. U+21B5 is a line break, U+2192 a tab, ^@ and the like are other control
+ * bytes. U+FFFD is a byte that is no UTF-8, and what XML has no room for. A character that several tokens share stands
+ * in the first of them, and the others say U+25C2 (a small triangle that points back). A token without bytes, or with
+ * nothing but invisible characters, says U+25AF (an empty box). Characters that turn the direction of a text are left
+ * out. Marks that combine join the character before them in the same token, or U+25CC (a dotted circle) where there is
+ * none. */
 #pragma once
 
 #include "base/text.h"
@@ -30,6 +31,9 @@ typedef struct glyphs {
     size_t *begin; /* [n_tokens+1] token t has the glyphs begin[t] .. begin[t+1]-1, at least one */
     size_t n, capacity;
 } glyphs;
+
+/* How many columns a character takes: 0 for marks that join the one before them, 2 for wide ones, else 1. */
+int glyph_columns(uint32_t c);
 
 /* Token t has the bytes pieces[offset[t]] .. pieces[offset[t+1]-1], as in a trace. Returns 0 or ERR_DATA (memory). */
 int glyphs_read(const uint8_t *pieces, const int64_t *offset, int32_t n_tokens, glyphs *out);

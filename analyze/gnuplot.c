@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +25,11 @@ const gnuplot_format gnuplot_formats[] = {
 
 int gnuplot_quote(text *t, const char *word) {
     TRY(text_add(t, "'"));
-    for (; *word; word++) {
-        unsigned char c = (unsigned char)*word;
-        if (c == '\'') TRY(text_add(t, "''"));
+    for (const char *at = word; *at; at++) {
+        unsigned char c = (unsigned char)*at;
+        /* gnuplot 5.4 takes a doubled quote for one only inside a word and not twice in a row. */
+        bool alone = at > word && at[-1] != '\'';
+        if (c == '\'') TRY(text_add(t, alone ? "''" : "'.\"'\".'"));
         else TRY(text_add(t, "%c", c < 0x20 || c == 0x7f ? '?' : c));
     }
     return text_add(t, "'");
@@ -132,13 +135,15 @@ static int run(const text *settings, const text *script, FILE *complaints, int *
     return 0;
 }
 
-/* The first line gnuplot wrote that says something; "" if none. */
+/* The first line gnuplot wrote that says something, and is no warning where another one is there; "" if none. */
 static const char *first_complaint(FILE *complaints, char line[256]) {
-    rewind(complaints);
-    while (fgets(line, 256, complaints)) {
-        line[strcspn(line, "\n")] = 0;
-        char *word = line + strspn(line, " \t^");
-        if (*word) return word;
+    for (int warnings = 0; warnings < 2; warnings++) {
+        rewind(complaints);
+        while (fgets(line, 256, complaints)) {
+            line[strcspn(line, "\n")] = 0;
+            char *word = line + strspn(line, " \t^");
+            if (*word && (warnings || !strstr(word, "warning:"))) return word;
+        }
     }
     return "";
 }

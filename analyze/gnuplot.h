@@ -10,8 +10,9 @@ typedef struct gnuplot_format {
 } gnuplot_format;
 extern const gnuplot_format gnuplot_formats[]; /* ends with a NULL name */
 
-/* Append `word` as a gnuplot string: in single quotes, in which gnuplot expands nothing. Control bytes become '?'. A
- * string must not stand inside a block in braces: gnuplot counts braces in strings there. 0 or ERR_DATA. */
+/* Append `word` as a gnuplot string: in single quotes, in which gnuplot expands nothing; a quote that cannot stand in
+ * them is joined to them, so that it is a string expression. Control bytes become '?'. A string must not stand inside a
+ * block in braces: gnuplot counts braces in strings there. 0 or ERR_DATA. */
 int gnuplot_quote(text *t, const char *word);
 
 /* Append the head of a script: which picture is made, from which data. Run in its folder the script makes NAME.png

@@ -269,6 +269,10 @@ void token_pairs_free(token_pairs *p) {
     *p = (token_pairs){0};
 }
 
+int32_t tokens_too_new(const tokens *t) {
+    return (t->n_tokens + 9) / 10;
+}
+
 /* ---- what was lost ---------------------------------------------------------------------------------------------- */
 
 typedef struct ranked {
@@ -301,10 +305,9 @@ static int describe(const tokens *t, size_t context, lost_token *l) {
     return copy(g, end, to, &l->after);
 }
 
-static size_t rank(const tokens *t, const token_shares *policy, const token_shares *oracle, int32_t least_later,
-                   ranked *out) {
+static size_t rank(const tokens *t, const token_shares *policy, const token_shares *oracle, ranked *out) {
     size_t n = 0;
-    for (int32_t i = 0; i < t->n_tokens - least_later; i++) {
+    for (int32_t i = 0; i < t->n_tokens - tokens_too_new(t); i++) {
         double gap = oracle->kept[i] - policy->kept[i];
         if (gap > 0) out[n++] = (ranked){gap, i};
     }
@@ -314,11 +317,11 @@ static size_t rank(const tokens *t, const token_shares *policy, const token_shar
 
 int tokens_lost(const tokens *t, const token_shares *policy, const token_shares *oracle, size_t most, size_t context,
                 lost_tokens *out) {
-    *out = (lost_tokens){.least_later = (t->n_tokens + 9) / 10};
+    *out = (lost_tokens){0};
     ranked *order = mem_new((size_t)t->n_tokens, sizeof *order, "tokens");
     out->item = mem_new(most, sizeof *out->item, "tokens");
     int code = order && out->item ? 0 : ERR_DATA;
-    size_t n = code ? 0 : rank(t, policy, oracle, out->least_later, order);
+    size_t n = code ? 0 : rank(t, policy, oracle, order);
     for (; out->n < n && out->n < most && !code; out->n++) {
         int32_t i = order[out->n].position;
         lost_token *l = &out->item[out->n];

@@ -70,10 +70,11 @@ typedef struct lost_token {
 typedef struct lost_tokens {
     lost_token *item;
     size_t n;
-    int32_t least_later; /* tokens with fewer later steps were not ranked */
 } lost_tokens;
+/* The last tokens of the text, a tenth of it, whose later steps are too few to compare. */
+int32_t tokens_too_new(const tokens *t);
 /* The tokens, at most `most`, with the largest kept(oracle) - kept(policy) > 0, largest first, then in the order of the
- * text. Of the last tenth of the text, in which a few steps make a large share, none is taken. `context` is how many
+ * text. None is too new. `context` is how many
  * columns of text stand before and after each; the piece itself is whole. */
 int tokens_lost(const tokens *t, const token_shares *policy, const token_shares *oracle, size_t most, size_t context,
                 lost_tokens *out);
