@@ -119,6 +119,9 @@ static void test_words(void **state) {
     gnuplot_quote(&t, "it's {x_\\ $`\n");
     assert_string_equal(t.data, "'it''s {x_\\ $`?'");
     text_free(&t);
+    gnuplot_quote(&t, "'a''b'");
+    assert_string_equal(t.data, "''.\"'\".'a'''.\"'\".'b'''");
+    text_free(&t);
     canvas_quote(&t, "αβγδ", 4);
     assert_string_equal(t.data, "'αβγδ'");
     text_free(&t);
