@@ -93,14 +93,52 @@ static int set_number(const opt *o, const char *value) {
     return 0;
 }
 
+/* Is `word` [n] among `words`, "a|b|c" or "a,b,c"? */
+static bool is_among(const char *words, char separator, const char *word, size_t n) {
+    for (const char *c = words; c; c = strchr(c, separator) ? strchr(c, separator) + 1 : NULL)
+        if (n && strncmp(c, word, n) == 0 && (c[n] == separator || c[n] == 0)) return true;
+    return false;
+}
+
+bool opt_has_word(const char *list, const char *word) {
+    return list && is_among(list, ',', word, strlen(word));
+}
+
+const char *opt_did_you_mean(const char *words, const char *word, size_t n, char out[OPT_HINT]) {
+    const char *names[64];
+    char typed[64], *copy = mem_string(words), *rest = copy, *one;
+    size_t count = 0;
+    *out = 0;
+    snprintf(typed, sizeof typed, "%.*s", (int)n, word);
+    while (copy && count < 64 && (one = strsep(&rest, "|,"))) names[count++] = one;
+    const char *near = opt_nearest(typed, names, count);
+    if (near) snprintf(out, OPT_HINT, " (did you mean %s?)", near);
+    mem_free(copy);
+    return out;
+}
+
 static int set_choice(const opt *o, const char *value) {
+    char hint[OPT_HINT];
     size_t n = strlen(value);
-    for (const char *c = o->arg; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
-        if (n && strncmp(c, value, n) == 0 && (c[n] == '|' || c[n] == 0)) {
-            *(const char **)o->target = value;
-            return 0;
-        }
-    return err_set(ERR_USAGE, "--%s: '%s' is not one of %s", o->name, value, o->arg);
+    if (!is_among(o->arg, '|', value, n))
+        return err_set(ERR_USAGE, "--%s: '%s' is not one of %s%s", o->name, value, o->arg,
+                       opt_did_you_mean(o->arg, value, n, hint));
+    *(const char **)o->target = value;
+    return 0;
+}
+
+static int set_words(const opt *o, const char *value) {
+    char hint[OPT_HINT];
+    for (const char *word = value;; word++) {
+        size_t n = strcspn(word, ",");
+        if (!is_among(o->arg, ',', word, n))
+            return err_set(ERR_USAGE, "--%s: '%.*s' is not one of %s%s", o->name, (int)n, word, o->arg,
+                           opt_did_you_mean(o->arg, word, n, hint));
+        word += n;
+        if (!*word) break;
+    }
+    *(const char **)o->target = value;
+    return 0;
 }
 
 static int set_value(const opt *table, const opt *o, const char *value) {
@@ -110,6 +148,7 @@ static int set_value(const opt *table, const opt *o, const char *value) {
     if (again) return err_set(ERR_USAGE, "--%s is given twice", o->name);
     if (o->kind == OPT_INT || o->kind == OPT_SIZE) return set_number(o, value);
     if (o->kind == OPT_CHOICE) return set_choice(o, value);
+    if (o->kind == OPT_WORDS) return set_words(o, value);
     *(const char **)o->target = value;
     return 0;
 }

@@ -16,6 +16,7 @@ typedef enum opt_kind {
     OPT_TEXT,   /* target: const char *, points into argv */
     OPT_FILE,   /* the same, naming a file: recorded without its folder */
     OPT_CHOICE, /* target: const char *; `arg` lists the choices: "auto|cpu|cuda" */
+    OPT_WORDS,  /* target: const char *; a comma-separated list out of those in `arg`: "png,svg,pdf" */
     OPT_LIST,   /* target: opt_list, may repeat */
     OPT_FILES   /* the same, naming files: recorded without their folders */
 } opt_kind;
@@ -61,5 +62,13 @@ bool opt_given(const opt *table, const void *target);
  * caller; NULL on failure. */
 char *opt_command(const char *command, const opt *table, const opt_list *positional);
 
+/* Is `word` in a comma-separated list? */
+bool opt_has_word(const char *list, const char *word);
+
 /* The nearest of `names` (n of them) to `word` by edit distance, or NULL if none is near. */
 const char *opt_nearest(const char *word, const char *const *names, size_t n);
+
+/* For the end of a message about `word` [n], which is none of `words` ("a|b|c" or "a,b,c"): " (did you mean b?)", or ""
+ * where none is near. Returns out. */
+enum { OPT_HINT = 96 };
+const char *opt_did_you_mean(const char *words, const char *word, size_t n, char out[OPT_HINT]);

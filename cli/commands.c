@@ -153,7 +153,7 @@ const command commands[] = {
         .help = "this page, a command's options and examples, or a topic",
         .about = "Shows the commands and topics, or everything about one of them.",
         .run = cmd_help,
-        .operand = OPERAND_COMMAND,
+        .operand = OPERAND_TOPIC,
         .example =
             {
                 {"everything about sim", "kvlag help sim"},
@@ -173,6 +173,22 @@ const command commands[] = {
             {
                 {"read the overview", "kvlag man | man -l -"},
                 {"write kvlag.1, kvlag-sim.1 and so on", "kvlag man -o out/man"},
+            },
+    },
+    {
+        .name = "completion",
+        .usage = "bash | zsh | fish",
+        .help = "completion for a shell: commands, options, policies, parameters",
+        .about = "Prints a script for the shell. It asks kvlag itself what could come next, with completion --line, so "
+                 "that it "
+                 "knows every policy and parameter that this kvlag has. Put specs in quotes: 'rmm(l<TAB> goes on with "
+                 "'rmm(lag=.",
+        .run = cmd_completion,
+        .operand = OPERAND_SHELL,
+        .example =
+            {
+                {"for this shell; in ~/.bashrc for all", "source <(kvlag completion bash)"},
+                {"what could come next", "kvlag completion --line \"kvlag sim -p 'rmm(signal=\""},
             },
     },
     {.name = NULL},

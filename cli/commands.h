@@ -7,7 +7,8 @@
 typedef enum command_operand {
     OPERAND_FILE,
     OPERAND_POLICY,  /* a policy's or wrapper's name */
-    OPERAND_COMMAND, /* a command's name, or a topic's */
+    OPERAND_COMMAND, /* a command's name */
+    OPERAND_TOPIC,   /* the same, or a topic's */
     OPERAND_SECTION, /* what its --help lists as sections, each with options of its own */
     OPERAND_SHELL,   /* bash, zsh or fish */
 } command_operand;
@@ -37,6 +38,7 @@ const command *command_find(const char *name);
 
 int cmd_help(int argc, char **argv);
 int cmd_man(int argc, char **argv);
+int cmd_completion(int argc, char **argv);
 
 /* Run a command; where it is asked for --help, the whole page appears. */
 int command_run(const command *c, int argc, char **argv);

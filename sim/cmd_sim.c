@@ -64,7 +64,8 @@ static int parse(job *j, int argc, char **argv) {
         POLICY_PLUGIN_OPTION(j->plugins),
         {"budget", 'b', OPT_TEXT, true, &j->budgets, "LIST", "budgets: tokens or shares, e.g. 64,128,25%", 0, 0},
         {"lag", 'L', OPT_TEXT, true, &j->lags, "LIST", "lags: 8,16 or 0:64:8 or 0:256:x2 or budget/2", 0, 0},
-        {"schedule", 0, OPT_TEXT, true, &j->schedule, "S", "step, every:P, watermark:f, block:n, prompt", 0, 0},
+        {"schedule", 0, OPT_TEXT, true, &j->schedule, "step|every:P|watermark:F|block:N|prompt",
+         "when to evict (default: as the policy says, or step)", 0, 0},
         {"unit", 0, OPT_CHOICE, true, &j->unit, "head|layer|model", "what evicts on its own", 0, 0},
         {"pending", 0, OPT_CHOICE, true, &j->pending, "charged|free|both",
          "do entries held for the lag count in the budget", 0, 0},
@@ -73,7 +74,8 @@ static int parse(job *j, int argc, char **argv) {
         {"pending-bits", 0, OPT_TEXT, true, &j->pending_bits, "LIST",
          "width of entries held for the lag (default: --kv-bits)", 0, 0},
         {"prompt", 0, OPT_INT, true, &j->n_prompt, "N", "steps that see everything (default: the trace's)", 0, 1 << 30},
-        {"metrics", 0, OPT_TEXT, true, &j->metrics, "LIST", "lost_mass, loss, out_err, out_err=exact", 0, 0},
+        {"metrics", 0, OPT_WORDS, true, &j->metrics, "lost_mass,loss,out_err,out_err=exact",
+         "what to compute (default: lost_mass and loss where the trace has gradients, else out_err)", 0, 0},
         {"attention", 0, OPT_CHOICE, true, &j->attention, "dense|factored", "which stored form to read", 0, 0},
         {"lifetimes", 0, OPT_FILE, false, &j->lifetimes, "FILE.h5", "write when each entry left", 0, 0},
         {"from-lifetimes", 0, OPT_FILE, true, &j->from_lifetimes, "FILE.h5",
@@ -182,7 +184,7 @@ static bool can_loss(const trace *t) {
     return true;
 }
 
-static int choose_metrics(job *j) {
+static void choose_metrics(job *j) {
     question *q = &j->q;
     if (!j->metrics) {
         q->options.loss = q->options.out_err = true;
@@ -191,19 +193,11 @@ static int choose_metrics(job *j) {
             q->options.out_err &= can_out_err(q->trace[i]);
         }
         q->options.out_err &= !q->options.loss;
-        return 0;
+        return;
     }
-    for (const char *s = j->metrics;; s++) {
-        size_t n = strcspn(s, ",");
-        if (n == 4 && strncmp(s, "loss", n) == 0) q->options.loss = true;
-        else if (n == 7 && strncmp(s, "out_err", n) == 0) q->options.out_err = true;
-        else if (n == 13 && strncmp(s, "out_err=exact", n) == 0) q->options.out_err = q->options.out_err_exact = true;
-        else if (n != 9 || strncmp(s, "lost_mass", n) != 0)
-            return err_set(ERR_USAGE, "--metrics: '%.*s' is not one of lost_mass, loss, out_err, out_err=exact", (int)n,
-                           s);
-        s += n;
-        if (!*s) return 0;
-    }
+    q->options.loss = opt_has_word(j->metrics, "loss");
+    q->options.out_err_exact = opt_has_word(j->metrics, "out_err=exact");
+    q->options.out_err = q->options.out_err_exact || opt_has_word(j->metrics, "out_err");
 }
 
 /* steps:R */
@@ -345,7 +339,7 @@ static int prepare(job *j) {
     q->options.keep_lifetimes = j->lifetimes != NULL;
     q->options.memory = (size_t)j->memory;
     if (j->attention) q->options.form = strcmp(j->attention, "dense") == 0 ? TRACE_DENSE : TRACE_FACTORED;
-    TRY(choose_metrics(j));
+    choose_metrics(j);
     if (j->sample) TRY(choose_sample(j));
     TRY(check_samples(q));
     TRY(read_calibration(j));

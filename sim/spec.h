@@ -25,6 +25,10 @@ void spec_free(spec *s);
  * and lag. ERR_USAGE names the parameter. */
 int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEXT_MAX]);
 
+/* Words that a parameter's value can be or, where one ends in ':', begin with: "step|every:|watermark:"; also
+ * expressions that are worth a hint. "" where there are none but numbers. */
+const char *spec_words(const policy_param *p);
+
 /* Evaluate a canonical value, or "" for a parameter that has none. `lag` < 0 = none: "lag" is then an error. */
 int spec_evaluate(const policy_param *p, const char *canonical, int32_t budget, int32_t lag, policy_value *out);
 
@@ -34,5 +38,6 @@ int spec_family(const char *source);
 /* Does a spec of ours tie its hold to its lag? False for one that is not ours. */
 bool spec_hold_is_lag(const char *source);
 
+#define SPEC_SCHEDULE_WORDS "step|every:|watermark:|block:|prompt"
 /* "every:8" -> kind and argument. */
 int spec_parse_schedule(const char *source, int *kind, double *argument);

@@ -177,6 +177,23 @@ int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEX
     }
 }
 
+const char *spec_words(const policy_param *p) {
+    switch (p->type) {
+    case PARAM_COUNT:
+        return strcmp(p->name, "lag") == 0 ? "budget/2" : p->infinite ? "inf|lag|budget/2" : "lag|budget/2";
+    case PARAM_NUMBER:
+        return p->per_resident ? "1/resident" : "";
+    case PARAM_MEMORY:
+        return MIX_MEMORY_WORDS;
+    case PARAM_SCHEDULE:
+        return SPEC_SCHEDULE_WORDS;
+    case PARAM_POLICY:
+        return "none";
+    default:
+        return p->words;
+    }
+}
+
 static int evaluate_count(const policy_param *p, const char *value, int32_t budget, int32_t lag, policy_value *out) {
     double n = budget_divisor(value);
     if (n > 0) {

@@ -357,7 +357,7 @@ static int trace_with(const opt *table, settings *s, int argc, char **argv) {
 int cmd_trace(int argc, char **argv) {
     settings s = {.attention = "auto", .gradients = "fisher:1", .logits = "topk:32", .compute = PLUGIN_CHOICE};
     const opt table[] = {
-        {"output", 'o', OPT_TEXT, false, &s.out, "FILE.h5", "the trace to write", 0, 0},
+        {"output", 'o', OPT_FILE, false, &s.out, "FILE.h5", "the trace to write", 0, 0},
         {"tokens", 0, OPT_INT, true, &s.tokens, "N", "only the first N tokens of each text", 1, INT32_MAX},
         {"prompt", 0, OPT_INT, true, &s.prompt, "N", "the first N steps see everything (default 0)", 0, INT32_MAX},
         {"attention", 0, OPT_CHOICE, true, &s.attention, "auto|dense|factored|both",

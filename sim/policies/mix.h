@@ -65,6 +65,7 @@ const double *mix_score(const policy_setup *s, const policy_view *v, double *scr
 #define MIX_VERBS                                                                       \
     .init = mix_init, .fields = mix_fields, .state = mix_state, .observe = mix_observe, \
     .first_wanted = mix_first_wanted, .score = mix_score
+#define MIX_MEMORY_WORDS "sum|mean|ema:|last|recent:|max:|age|first:|prompt|static" /* in the order of mix_memory */
 #define MIX_EVIDENCE_WORDS                                                                             \
     "attn|attn*correct|attn*confidence|attn*agrees|attn*entropy|attn*focus|attn>=tau|out|loss|fisher|" \
     "position|random|keynorm|valuenorm|outnorm|keysim"
