@@ -1,8 +1,7 @@
 # kvlag. `make` builds ./kvlag; `make demo` and `make check` do everything else by themselves; `make help` lists targets.
-#   CC=gcc|clang   MODE=release|asan|ubsan|tsan   PREFIX=/usr/local
+#   CC=gcc|clang   MODE=release|asan|ubsan|tsan   PREFIX=/usr/local   EXTRA_CPPFLAGS, EXTRA_CFLAGS, EXTRA_LDFLAGS
 CC      = gcc
 MODE    = release
-PREFIX  = /usr/local
 VERSION = 0.1.0
 BUILD   = build/$(notdir $(CC))-$(MODE)
 CXX     = $(subst clang,clang++,$(subst gcc,g++,$(CC)))
@@ -11,10 +10,10 @@ PY      = .venv/bin/python
 MODEL   = models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 PACKAGES = hdf5 openblas libzstd libpcre2-8 libcjson libxxhash
-CPPFLAGS := -I. -D_GNU_SOURCE -DKVLAG_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null)
+CPPFLAGS := -I. -D_GNU_SOURCE -DKVLAG_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null) $(EXTRA_CPPFLAGS)
 LDLIBS   := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lm -lpthread
-CFLAGS   = -std=c17 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off -fno-math-errno $(CFLAGS_$(MODE))
-LDFLAGS  = $(CFLAGS_$(MODE))
+CFLAGS   = -std=c17 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off -fno-math-errno $(CFLAGS_$(MODE)) $(EXTRA_CFLAGS)
+LDFLAGS  = $(CFLAGS_$(MODE)) $(EXTRA_LDFLAGS)
 CFLAGS_asan  = -fsanitize=address -fno-omit-frame-pointer
 CFLAGS_ubsan = -fsanitize=undefined -fno-sanitize-recover=all
 CFLAGS_tsan  = -fsanitize=thread
@@ -23,22 +22,27 @@ FOLDERS = base traces tracer tracer/cpu sim sim/policies analyze cli
 HEADERS = $(wildcard $(FOLDERS:=/*.h)) $(filter-out tracer/cuda/port.h,$(wildcard tracer/cuda/*.h))
 SOURCES = $(filter-out traces/kernels.c,$(wildcard $(FOLDERS:=/*.c)))
 # The vector kernels are one source, compiled once for each instruction set and chosen at run time.
-KERNELS = $(addprefix $(BUILD)/traces/kernels_,portable.o avx2.o avx512.o)
-OBJECTS = $(SOURCES:%.c=$(BUILD)/%.o) $(KERNELS)
+KERNELS = $(addprefix $(BUILD)/pic/traces/kernels_,portable.o avx2.o avx512.o)
+# What libkvlag holds, for programs of others: traces, lifetimes, and what a policy may call.
+LIB_SOURCES = $(addprefix base/,err.c mem.c outfile.c pool.c progress.c text.c) sim/policy.c \
+              $(wildcard traces/hdf*.c traces/reader*.c traces/writer*.c) \
+              $(addprefix traces/,content_hash.c lifetimes.c pick_kernels.c plan.c tiles.c zstd_filter.c)
+LIB_OBJECTS = $(LIB_SOURCES:%.c=$(BUILD)/pic/%.o) $(KERNELS)
+OBJECTS = $(LIB_OBJECTS) $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(LIB_SOURCES),$(SOURCES)))
 CUDA_UNIT = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/cuda/test_*.c))
 UNIT    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/test_*.c))
 FUZZ    = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c))
-LIBRARY = $(BUILD)/libkvlag.a
+LIBRARY = $(BUILD)/kvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity paper samples golden format man install clean
+.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity paper samples golden format man lib install uninstall dist deb clean .FORCE
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
 
 # ./kvlag is the release build; other modes stay in their folder. The README's commands write into out/.
-all: $(BUILD)/kvlag $(if $(filter release,$(MODE)),cuda)
+all: $(BUILD)/kvlag lib $(if $(filter release,$(MODE)),cuda)
 	@mkdir -p out
 	@test $(MODE) != release || cmp -s $< kvlag || { cp $< kvlag.tmp && mv kvlag.tmp kvlag; }
 
@@ -55,19 +59,35 @@ $(BUILD)/%.o: %.c
 
 KERNEL_FLAGS_avx2   = -mavx2 -mfma -mf16c
 KERNEL_FLAGS_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512
-$(KERNELS): $(BUILD)/traces/kernels_%.o: traces/kernels.c
+$(KERNELS): $(BUILD)/pic/traces/kernels_%.o: traces/kernels.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -O3 -Wno-psabi $(KERNEL_FLAGS_$*) -DKERNELS=kernels_$* -MMD -MP -c -o $@ $<
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(PIC) -O3 -Wno-psabi $(KERNEL_FLAGS_$*) -DKERNELS=kernels_$* -MMD -MP -c -o $@ $<
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIBRARY)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+
+# libkvlag, shared and static. Only what the installed headers declare can be seen from outside.
+lib: $(BUILD)/lib/libkvlag.so $(BUILD)/lib/libkvlag.a
+SONAME  = libkvlag.so.0
+LIBLIBS = $(shell pkg-config --libs hdf5 libzstd libxxhash 2>/dev/null) -lm -lpthread
+$(BUILD)/lib/libkvlag.map: lib/libkvlag.symbols
+	@mkdir -p $(@D)
+	@{ echo 'KVLAG_0 { global:'; sed 's/$$/;/' $<; echo 'local: *; };'; } >$@
+$(BUILD)/lib/libkvlag.so: $(LIB_OBJECTS) $(BUILD)/lib/libkvlag.map
+	$(CC) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=$(BUILD)/lib/libkvlag.map -o $@ $(LIB_OBJECTS) $(LIBLIBS)
+$(BUILD)/lib/libkvlag.a: $(LIB_OBJECTS) lib/libkvlag.symbols
+	@mkdir -p $(@D)
+	@rm -f $@
+	ld -r -o $(BUILD)/lib/libkvlag.o $(LIB_OBJECTS)
+	objcopy --keep-global-symbols=lib/libkvlag.symbols $(BUILD)/lib/libkvlag.o
+	ar rcs $@ $(BUILD)/lib/libkvlag.o
 
 # make MPI=1: kvlag-mpi, one rank a shard (docs/cluster.md).
 ifdef MPI
 all: $(BUILD)/kvlag-mpi
 endif
 $(BUILD)/kvlag-mpi: $(BUILD)/sim/mpi/kvlag_mpi.o $(LIBRARY)
-	OMPI_CC=$(CC) mpicc $(LDFLAGS) -o $@ $^ $(LDLIBS)
+	OMPI_CC=$(CC) mpicc $(LDFLAGS) -rdynamic -o $@ $^ $(LDLIBS) -ldl
 $(BUILD)/sim/mpi/%.o: sim/mpi/%.c
 	@mkdir -p $(@D)
 	OMPI_CC=$(CC) mpicc $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
@@ -88,9 +108,10 @@ cuda: $(if $(NVCC),$(CUDA_BUILD)/kvlag-cuda.so)
 	@if [ -z "$(NVCC)" ]; then echo "no nvcc: kvlag-cuda.so is not built (the CPU backend needs none)"; \
 	elif ! cmp -s $< kvlag-cuda.so; then cp $< kvlag-cuda.tmp && mv kvlag-cuda.tmp kvlag-cuda.so; fi
 
+PIC = -fPIC -fno-semantic-interposition
 $(BUILD)/pic/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -MMD -MP -c -o $@ $<
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(PIC) -MMD -MP -c -o $@ $<
 
 $(CUDA_BUILD)/%.o: %.cu
 	@mkdir -p $(@D)
@@ -139,7 +160,7 @@ $(BUILD)/tests/gpu/ladder-fibers: $(BUILD)/tests/gpu/ladder.o $(FIBERS) $(LIBRAR
 
 unit: $(UNIT) $(DRIVERS) $(FUZZ) $(CUDA_UNIT) $(BUILD)/kvlag-fibers.so $(BUILD)/tests/gpu/ladder-fibers
 
--include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d sim/mpi/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
+-include $(wildcard $(addprefix $(BUILD)/,*.d $(FOLDERS:=/*.d) tests/*/*.d sim/mpi/*.d pic/*/*.d pic/tracer/cuda/*.d fibers/*/cuda/*.d)) $(wildcard $(CUDA_BUILD)/tracer/cuda/*.d)
 
 # The manual, from the tables that --help shows.
 man: $(BUILD)/kvlag
@@ -147,8 +168,8 @@ man: $(BUILD)/kvlag
 
 # ---- what it needs ----------------------------------------------------------------------------------------------------
 
-DEBIAN = gcc g++ make pkg-config libhdf5-dev hdf5-tools libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev \
-         libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv $(if $(MPI),libopenmpi-dev openmpi-bin)
+LIBRARIES = gcc g++ make pkg-config libhdf5-dev libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev
+DEBIAN = $(LIBRARIES) hdf5-tools libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv $(if $(MPI),libopenmpi-dev openmpi-bin)
 deps:
 	@missing=$$(for p in $(DEBIAN); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -232,9 +253,69 @@ golden: all build/tiny.gguf .venv/ready
 format:
 	clang-format -i kvlag.c $(HEADERS) $(SOURCES) traces/kernels.c $(wildcard sim/mpi/*.c tests/*/*.[ch])
 
-install: all
+# ---- install ----------------------------------------------------------------------------------------------------------
+
+PREFIX     = /usr/local
+LIBDIR     = $(PREFIX)/lib
+INCLUDEDIR = $(PREFIX)/include
+DATADIR    = $(PREFIX)/share
+MANDIR     = $(DATADIR)/man
+DOCDIR     = $(DATADIR)/doc/kvlag
+ZSHDIR     = $(DATADIR)/zsh/site-functions
+API        = base/err.h base/pool.h sim/policy.h traces/lifetimes.h traces/trace.h
+DOCUMENTS  = README.md LICENSE $(wildcard docs/*.* docs/*/*) traces/FORMAT.md $(wildcard traces/samples/*) \
+             demo/genesis.txt demo/my_policy.py examples/slurm.sh
+
+install: all $(BUILD)/share/kvlag.pc $(BUILD)/share/man/kvlag.1
 	install -D $(BUILD)/kvlag $(DESTDIR)$(PREFIX)/bin/kvlag
-	@test ! -e kvlag-cuda.so || install -D kvlag-cuda.so $(DESTDIR)$(PREFIX)/lib/kvlag/kvlag-cuda.so
+	@test ! -e kvlag-cuda.so || install -D -m 644 kvlag-cuda.so $(DESTDIR)$(PREFIX)/lib/kvlag/kvlag-cuda.so
+	install -D -m 644 $(BUILD)/lib/libkvlag.so $(DESTDIR)$(LIBDIR)/libkvlag.so.$(VERSION)
+	ln -sf libkvlag.so.$(VERSION) $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libkvlag.so
+	install -D -m 644 $(BUILD)/lib/libkvlag.a $(DESTDIR)$(LIBDIR)/libkvlag.a
+	install -D -m 644 $(BUILD)/share/kvlag.pc $(DESTDIR)$(LIBDIR)/pkgconfig/kvlag.pc
+	@for f in $(API); do install -D -m 644 $$f $(DESTDIR)$(INCLUDEDIR)/kvlag/$$f; done
+	@for f in $(DOCUMENTS); do install -D -m 644 $$f $(DESTDIR)$(DOCDIR)/$$f; done
+	@for f in $(BUILD)/share/man/*.1; do install -D -m 644 $$f $(DESTDIR)$(MANDIR)/man1/$${f##*/}; done
+	install -D -m 644 $(BUILD)/share/kvlag.bash $(DESTDIR)$(DATADIR)/bash-completion/completions/kvlag
+	install -D -m 644 $(BUILD)/share/kvlag.zsh $(DESTDIR)$(ZSHDIR)/_kvlag
+	install -D -m 644 $(BUILD)/share/kvlag.fish $(DESTDIR)$(DATADIR)/fish/vendor_completions.d/kvlag.fish
+
+uninstall:
+	rm -f $(addprefix $(DESTDIR),$(PREFIX)/bin/kvlag $(addprefix $(LIBDIR)/,libkvlag.a libkvlag.so $(SONAME) libkvlag.so.$(VERSION) pkgconfig/kvlag.pc) \
+	    $(DATADIR)/bash-completion/completions/kvlag $(ZSHDIR)/_kvlag $(DATADIR)/fish/vendor_completions.d/kvlag.fish)
+	rm -f $(DESTDIR)$(MANDIR)/man1/kvlag.1 $(DESTDIR)$(MANDIR)/man1/kvlag-*.1
+	rm -rf $(addprefix $(DESTDIR),$(PREFIX)/lib/kvlag $(INCLUDEDIR)/kvlag $(DOCDIR))
+
+$(BUILD)/share/kvlag.pc: lib/kvlag.pc.in .FORCE
+	@mkdir -p $(@D)
+	@sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(call from_prefix,$(LIBDIR))|; s|@INCLUDEDIR@|$(call from_prefix,$(INCLUDEDIR))|; s|@VERSION@|$(VERSION)|' $< >$@
+from_prefix = $(patsubst $(PREFIX)/%,$${prefix}/%,$(1))
+
+# Man pages and completions come from the tables that --help shows.
+$(BUILD)/share/man/kvlag.1: $(BUILD)/kvlag
+	@mkdir -p $(BUILD)/share
+	@rm -rf $(@D)
+	@$< man -o $(@D)
+	@for shell in bash zsh fish; do $< completion $$shell >$(BUILD)/share/kvlag.$$shell || exit 1; done
+
+# What is committed, as a tarball that builds by itself; and Debian packages of it, checked, in build/deb. From an
+# unpacked tarball: dpkg-buildpackage -us -uc -b.
+DIST = kvlag-$(VERSION)
+dist:
+	@git rev-parse --verify --quiet HEAD >/dev/null || { echo "make dist packs what is committed: there is no git here"; exit 1; }
+	@git diff --quiet HEAD || echo "what is not committed is left out"
+	@mkdir -p build
+	git archive --format=tar --prefix=$(DIST)/ HEAD | gzip -9n >build/$(DIST).tar.gz
+
+deb: dist
+	@$(MAKE) --no-print-directory deps DEBIAN="$(LIBRARIES) dpkg-dev debhelper lintian"
+	@rm -rf build/deb && mkdir -p build/deb
+	tar -xzf build/$(DIST).tar.gz -C build/deb
+	cd build/deb/$(DIST) && env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL dpkg-buildpackage -us -uc -b
+	@rm -rf build/deb/$(DIST)
+	lintian --fail-on error,warning --info --display-info --pedantic --allow-root build/deb/*.changes
+	@ls build/deb/*.deb
 
 clean:
 	rm -rf build kvlag kvlag-cuda.so out
@@ -248,5 +329,6 @@ help:
 	@echo "make paper    docs/experiments.md, measured again"
 	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
 	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"
-	@echo "make man      man pages into build/man"
+	@echo "make man      man pages into build/man   make dist     what is committed as a tarball"
+	@echo "make deb      Debian packages            make uninstall"
 	@echo "CC=gcc|clang and MODE=release|asan|ubsan|tsan go with any of them."

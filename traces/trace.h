@@ -76,7 +76,7 @@ int trace_layer_open(trace *t, size_t seq, int layer, trace_form form, pool *p, 
 void trace_layer_close(trace_layer *l); /* accepts NULL */
 
 /* Renormalised f32 rows row0 .. row0+n-1 of all query heads: rows[(h*n + r)*stride + i] for i < stride, zero above the
- * diagonal, outside the layer's window and in the padding. stride >= kernel_pad(row0 + n), a multiple of 16; rows
+ * diagonal, outside the layer's window and in the padding. stride >= row0 + n, a multiple of 16; rows
  * 64-byte aligned. Any order is allowed; ascending is fast, and a stride no longer than needed saves clearing. A row
  * that cannot be normalised (sum 0, not finite) is an error naming layer, head and row. */
 int trace_layer_rows(trace_layer *l, int32_t row0, int32_t n, float *rows, size_t stride, pool *p);

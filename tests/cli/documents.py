@@ -1,7 +1,7 @@
 """What the documents show: commands with their output, programs, links and headings.
 
 A fenced block with the language `console` is run, `$` line by `$` line; what it prints is compared. One with the language
-`python` is run too, or written to a file where its first line says so (`# name.py: ...`), for a later command to run.
+`python` is run too, or written to a file where its first line says so (`# name.py: ...`, in C `/* name.c: ...`), for a later command to run.
 """
 import os
 import re
@@ -43,6 +43,13 @@ def blocks(document):
             indented = []
 
 
+def file_of(language, block):
+    """The file that a block of a program is, where its first line says so."""
+    marks = {"python": r"# (\S+\.py)\b", "c": r"/\* (\S+\.c)\b"}
+    name = re.match(marks[language], block) if language in marks else None
+    return name and name[1]
+
+
 def commands(block):
     """(command, output lines) pairs of a console block; a command goes on where a line ends with a backslash."""
     for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
@@ -81,11 +88,10 @@ def run(document, folder):
     """Run all that the document shows, in its order, in `folder`. Returns the number of commands."""
     count = 0
     for language, block in blocks(document):
-        if language == "python":
-            if name := re.match(r"# (\S+\.py)\b", block):
-                (folder / name[1]).write_text(block + "\n")
-            else:
-                expect(f"{document}: python\n{block}", [sys.executable, "-c", block], [], folder)
+        if name := file_of(language, block):
+            (folder / name).write_text(block + "\n")
+        elif language == "python":
+            expect(f"{document}: python\n{block}", [sys.executable, "-c", block], [], folder)
         for command, output in commands(block) if language == "console" else []:
             count += 1
             expect(f"{document}: {command}", ["bash", "-c", command], output, folder)

@@ -24,7 +24,7 @@ WHAT_HAPPENED = ["lost_mass", "out_err", "dloss_first", "fisher", "footprint", "
 
 def kvlag(*args, **more):
     more.setdefault("timeout", 120)
-    return subprocess.run([KVLAG, *map(str, args)], **{"capture_output": True, **more})
+    return subprocess.run([str(more.pop("binary", KVLAG)), *map(str, args)], **{"capture_output": True, **more})
 
 
 def lines_of(path):

@@ -31,7 +31,7 @@ NOT_RUN = {
         "bash tests/gpu/check.sh": "needs a GPU (test_gpu_script.py runs it on fibers)",
     },
 }  # fmt: skip
-OTHERS_OPTIONS = {"--map-by", "--bind-to", "--quick", "--only", "--callgrind"}  # of mpirun and of the bench
+OTHERS_OPTIONS = {"--cflags", "--libs", "--map-by", "--bind-to", "--quick", "--only", "--callgrind"}  # of pkg-config, mpirun and the bench
 
 
 @pytest.fixture(scope="module")
