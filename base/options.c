@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_OPTIONS = 64, HELP_COLUMN = 38 };
+enum { HELP_COLUMN = 38 };
 
 /* Which rows of the last parsed table were given, for opt_given and opt_command. One command line per process. */
-static bool given[MAX_OPTIONS];
+static bool given[OPT_MOST];
 
 void opt_list_free(opt_list *list) {
     mem_free(list->item);
@@ -63,14 +63,24 @@ const char *opt_nearest(const char *word, const char *const *names, size_t n) {
     return best;
 }
 
-static int unknown(const opt *table, const char *word) {
-    const char *names[MAX_OPTIONS + 1];
+static const char *nearest_option(const opt *table, const char *word, const char *also) {
+    const char *names[OPT_MOST + 1];
     size_t n = table_size(table);
     for (size_t i = 0; i < n; i++) names[i] = table[i].name;
-    names[n] = "help";
-    const char *near = opt_nearest(word, names, n + 1);
+    if (also) names[n++] = also;
+    return opt_nearest(word, names, n);
+}
+
+static int unknown(const opt *table, const char *word) {
+    const char *near = nearest_option(table, word, "help");
     if (near) return err_set(ERR_USAGE, "unknown option '--%s' (did you mean --%s?)", word, near);
     return err_set(ERR_USAGE, "unknown option '%s%s' (see kvlag help)", strlen(word) == 1 ? "-" : "--", word);
+}
+
+int opt_unknown(const opt *table, const char *kind, const char *name) {
+    const char *near = nearest_option(table, name, NULL);
+    return err_set(ERR_USAGE, "unknown %s'%s'%s%s%s", kind, name, near ? " (did you mean " : "", near ? near : "",
+                   near ? "?)" : "");
 }
 
 static int set_number(const opt *o, const char *value) {
@@ -150,6 +160,22 @@ static int set_value(const opt *table, const opt *o, const char *value) {
     if (o->kind == OPT_CHOICE) return set_choice(o, value);
     if (o->kind == OPT_WORDS) return set_words(o, value);
     *(const char **)o->target = value;
+    return 0;
+}
+
+const opt *opt_find(const opt *table, const char *name) {
+    const opt *o = table;
+    while (o->name && strcmp(o->name, name) != 0) o++;
+    return o->name ? o : NULL;
+}
+
+int opt_set(const opt *table, const opt *row, const char *value) {
+    if (row->kind != OPT_FLAG) return set_value(table, row, value);
+    bool on = strcmp(value, "true") == 0;
+    if (!on && strcmp(value, "false") != 0)
+        return err_set(ERR_USAGE, "%s: '%s' is not true or false", row->name, value);
+    given[row - table] |= on;
+    *(bool *)row->target = on;
     return 0;
 }
 

@@ -38,6 +38,8 @@ typedef struct opt {
     long long min, max;
 } opt;
 
+enum { OPT_MOST = 64 }; /* rows of a table */
+
 enum { OPT_HELPED = -1 }; /* not an error: --help was asked for and shown; nothing else is to be done */
 
 /* What --help does with a table, and with the sections of a command that has several tables. At first both are printed;
@@ -54,8 +56,14 @@ void opt_print_table(const opt *table);
 /* Parse argv[0..argc-1] (no program or command name in it). Returns 0, ERR_USAGE, or OPT_HELPED. */
 int opt_parse(const opt *table, int argc, char **argv, opt_list *positional);
 
-/* Was the option given on the command line that opt_parse saw last? (By its target.) */
+/* Was the option given on the command line that opt_parse saw last, or by opt_set since? (By its target.) */
 bool opt_given(const opt *table, const void *target);
+
+/* For options that come from elsewhere. The row of that name, or NULL. Set a row as the command line does (a flag:
+ * "true" or "false"); ERR_USAGE as there. ERR_USAGE "unknown KIND'NAME'" with the nearest name of the table. */
+const opt *opt_find(const opt *table, const char *name);
+int opt_set(const opt *table, const opt *row, const char *value);
+int opt_unknown(const opt *table, const char *kind, const char *name);
 
 /* "kvlag sim a.h5 -p 'rmm(lag=8)'": the canonical command, only recorded options, in table order, as given; files
  * (positionals and OPT_FILE) without their folders, so that the same work gives the same text anywhere. Owned by the

@@ -50,6 +50,7 @@ const command commands[] = {
                 {"the default set", "kvlag sim out/t.h5 -o out/all.csv"},
                 {"a list in a spec is a sweep; wrappers go around any policy",
                  "kvlag sim out/t.h5 -o out/w.csv -p 'snapkv(window=16|32)' -p 'ada(h2o)' -p 'lag(8,h2o)' -b 25%"},
+                {"a sweep that stands in a file", "kvlag sim out/t.h5 -o out/sweep.csv --grid examples/sweep.grid"},
                 {"keep when each entry left", "kvlag sim out/t.h5 -o out/h.csv -p h2o -b 64 --lifetimes out/h.h5"},
                 {"price such a file, also that of a policy written elsewhere",
                  "kvlag sim out/t.h5 -o out/h2.csv --from-lifetimes out/h.h5"},

@@ -13,7 +13,7 @@ typedef enum command_operand {
     OPERAND_SHELL,   /* bash, zsh or fish */
 } command_operand;
 
-enum { COMMAND_EXAMPLES = 5 };
+enum { COMMAND_EXAMPLES = 6 };
 
 typedef struct command {
     const char *name;  /* NULL ends the list */

@@ -70,6 +70,28 @@ const topic topics[] = {
                 "alone they are an error.\n",
     },
     {
+        .name = "grid",
+        .title = "Option files",
+        .help = "--grid FILE: a sweep that is worth keeping",
+        .body = "--grid FILE takes options from a file: lines of key = value, where the keys\n"
+                "are the long names of the command's options.\n"
+                "\n"
+                "  # rmm against h2o\n"
+                "  policy = rmm(lag=0|8|64)\n"
+                "  policy = h2o\n"
+                "  budget = 10%,25%\n"
+                "  pending = both\n"
+                "  output = results/first.csv\n"
+                "\n"
+                "A # at the start of a line or behind a blank begins a comment. Options that\n"
+                "may repeat on the command line (policy, plugin) may repeat here. Flags are\n"
+                "true or false. Relative file names start from the file's folder.\n"
+                "\n"
+                "The command line goes before the file: an option that is given there replaces\n"
+                "all of the file's values for it, all policies too. Results are the same bytes\n"
+                "as with the same options on the command line.\n",
+    },
+    {
         .name = "files",
         .title = "Files",
         .help = "what is read and written",

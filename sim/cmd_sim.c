@@ -1,7 +1,7 @@
 /* kvlag sim: replay configurations over traces and write what they cost. */
 #include "base/err.h"
 #include "base/mem.h"
-#include "base/options.h"
+#include "base/options_file.h"
 #include "base/outfile.h"
 #include "base/progress.h"
 #include "sim/journal.h"
@@ -25,6 +25,7 @@ enum { JOURNAL_PASS = 32, JOURNAL_SECONDS = 60 };
 typedef struct job {
     /* the command line */
     opt_list traces, specs, plugins;
+    opt_file grid;
     const char *out, *budgets, *lags, *schedule, *unit, *pending, *metrics, *sample, *attention, *lifetimes,
         *from_lifetimes, *calibration, *device, *shard, *rule, *kv_bits, *pending_bits;
     long long n_prompt, memory, threads, seed;
@@ -103,12 +104,14 @@ static int parse(job *j, int argc, char **argv) {
          0},
         {"resume", 0, OPT_FLAG, false, &j->resume, NULL, "keep what is finished in FILE.csv.partial, and take it up", 0,
          0},
+        OPT_GRID(j->grid),
         {"force", 0, OPT_FLAG, false, &j->force, NULL, "replace existing output files", 0, 0},
         {"quiet", 'q', OPT_FLAG, false, &j->quiet, NULL, "say nothing but errors", 0, 0},
         {"verbose", 'v', OPT_FLAG, false, &j->verbose, NULL, "explain", 0, 0},
         {.name = NULL},
     };
     TRY(opt_parse(table, argc, argv, &j->traces));
+    TRY(opt_file_read(&j->grid, table));
     if (!opt_given(table, &j->n_prompt)) j->n_prompt = -1;
     if (opt_given(table, &j->seed)) snprintf(j->seed_text, sizeof j->seed_text, "%lld", j->seed);
     TRY(kv_bits_parse(j->kv_bits, j->pending_bits, &j->q.bits));
@@ -224,11 +227,12 @@ static void say_what_is_left_out(const job *j) {
 /* ---- inputs ----------------------------------------------------------------------------------------------------- */
 
 static int list_inputs(job *j) {
-    j->file = mem_new(j->traces.n + 3, sizeof *j->file, "inputs");
+    j->file = mem_new(j->traces.n + 4, sizeof *j->file, "inputs");
     if (!j->file) return ERR_DATA;
     for (size_t i = 0; i < j->traces.n; i++) j->file[j->n_files++] = j->traces.item[i];
     if (j->from_lifetimes) j->file[j->n_files++] = j->from_lifetimes;
     if (j->calibration) j->file[j->n_files++] = j->calibration;
+    if (j->grid.path) j->file[j->n_files++] = j->grid.path;
     if (j->pool_ask.file) j->file[j->n_files++] = j->pool_ask.file;
     return 0;
 }
@@ -580,6 +584,7 @@ static void release(job *j) {
     opt_list_free(&j->traces);
     opt_list_free(&j->specs);
     opt_list_free(&j->plugins);
+    opt_file_free(&j->grid);
 }
 
 static int run(job *j) {

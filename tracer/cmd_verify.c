@@ -1,7 +1,7 @@
 /* kvlag verify: rerun a model for real with what configurations evict, and write what it cost. */
 #include "base/err.h"
 #include "base/mem.h"
-#include "base/options.h"
+#include "base/options_file.h"
 #include "base/outfile.h"
 #include "base/progress.h"
 #include "sim/policy_plugin.h"
@@ -26,6 +26,7 @@ typedef struct settings {
     bool force, quiet, verbose, has_prompt, has_seed;
     char seed_text[24];
     plugin_choice compute;
+    opt_file grid;
     opt_list plugins, files, specs; /* MODEL TRACE [RESULTS.csv] */
 } settings;
 
@@ -442,10 +443,11 @@ static int check_calibration_file(const settings *s, const char *const *inputs, 
 }
 
 static int begin_files(const settings *s, outfile *csv) {
-    const char *inputs[4];
+    const char *inputs[5];
     int n = 0;
     for (size_t i = 0; i < s->files.n; i++) inputs[n++] = s->files.item[i];
     if (s->from_lifetimes) inputs[n++] = s->from_lifetimes;
+    if (s->grid.path) inputs[n++] = s->grid.path;
     TRY(outfile_begin(csv, s->out, s->force, inputs, n));
     return check_calibration_file(s, inputs, n);
 }
@@ -517,6 +519,7 @@ static int check(const settings *s) {
 
 static int verify_with(const opt *table, settings *s, int argc, char **argv) {
     TRY(opt_parse(table, argc, argv, &s->files));
+    TRY(opt_file_read(&s->grid, table));
     say_level(s->quiet ? SAY_QUIET : s->verbose ? SAY_MORE : SAY_NORMAL);
     s->has_prompt = opt_given(table, &s->n_prompt);
     s->has_seed = opt_given(table, &s->seed);
@@ -561,6 +564,7 @@ int cmd_verify(int argc, char **argv) {
         PLUGIN_OPTIONS(s.compute),
         {"threads", 0, OPT_INT, false, &s.threads, "N", "worker threads (default: all processors)", 1, 4096},
         {"seed", 0, OPT_INT, true, &s.seed, "N", "of policies that draw random numbers", 0, 1LL << 53},
+        OPT_GRID(s.grid),
         {"force", 0, OPT_FLAG, false, &s.force, NULL, "replace existing output files", 0, 0},
         {"quiet", 'q', OPT_FLAG, false, &s.quiet, NULL, "say nothing but errors", 0, 0},
         {"verbose", 'v', OPT_FLAG, false, &s.verbose, NULL, "explain", 0, 0},
@@ -568,6 +572,7 @@ int cmd_verify(int argc, char **argv) {
     int code = verify_with(table, &s, argc, argv);
     opt_list_free(&s.files);
     opt_list_free(&s.specs);
+    opt_file_free(&s.grid);
     opt_list_free(&s.plugins);
     return code;
 }
