@@ -137,10 +137,8 @@ static int define_letters(lost_plot *p) {
 
 static int add_titles(lost_plot *p) {
     text *t = &p->figure->script, words = {0};
-    const char *budget = tokens_config(p->tokens, p->pair.config)->budget_asked;
-    const char *label = lifetimes_label(p->tokens->file);
-    int code = text_add(&words, "Tokens kept longer by the oracle%s%s%s%s", *budget ? ", budget " : "", budget,
-                        *label ? ", " : "", label);
+    int code = text_add(&words, "Tokens kept longer by the oracle");
+    if (!code) code = tokens_add_subject(p->tokens, p->pair.config, &words);
     if (!code) code = text_add(t, "set label ");
     if (!code) code = canvas_quote(t, words.data, 54);
     if (!code)

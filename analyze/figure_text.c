@@ -154,10 +154,8 @@ static int add_panel_title(text_plot *p, int panel, int32_t left) {
 
 static int add_title(text_plot *p) {
     text *t = &p->figure->script, title = {0};
-    const char *budget = tokens_config(p->tokens, p->pair.config)->budget_asked, *label;
-    label = lifetimes_label(p->tokens->file);
-    int code = text_add(&title, "How long tokens stay visible%s%s%s%s", *budget ? ", budget " : "", budget,
-                        *label ? ", " : "", label);
+    int code = text_add(&title, "How long tokens stay visible");
+    if (!code) code = tokens_add_subject(p->tokens, p->pair.config, &title);
     if (!code) code = text_add(t, "set label ");
     if (!code) code = canvas_quote(t, title.data, p->n_panels == 2 ? 110 : 50);
     text_free(&title);

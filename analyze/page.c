@@ -17,11 +17,11 @@ static bool may_break(const layout *l, int32_t t) {
     return first->kind == GLYPH_SPACE || last->kind == GLYPH_SPACE || first->columns == 2 || last->columns == 2;
 }
 
-/* Columns from the token to where a line may end, or must, which stands outside of the width. */
-static int32_t word_columns(const layout *l, int32_t token) {
+/* Columns from glyph `from` of the token to where a line may end, or must, which stands outside of the width. */
+static int32_t word_columns(const layout *l, int32_t token, size_t from) {
     int32_t columns = 0;
     for (int32_t t = token; t < l->n_tokens && (t == token || !may_break(l, t)); t++)
-        for (size_t i = l->g->begin[t]; i < l->g->begin[t + 1]; i++) {
+        for (size_t i = t == token ? from : l->g->begin[t]; i < l->g->begin[t + 1]; i++) {
             if (l->g->item[i].kind == GLYPH_BREAK) return columns;
             columns += l->g->item[i].columns;
             if (columns > l->width) return columns;
@@ -54,12 +54,18 @@ static int place(layout *l, int32_t token, size_t i) {
     return 0;
 }
 
+/* Where the token begins a word, the word goes to the next line if it fits there and not here; a blank before it is
+ * then left out. */
 static int place_token(layout *l, int32_t t, bool opens_word) {
     size_t i = l->g->begin[t], end = l->g->begin[t + 1];
-    int32_t columns = opens_word ? word_columns(l, t) : 0;
-    bool wrap = !l->broken && l->column > 0 && l->column + columns > l->width && columns <= l->width;
-    if (wrap) begin_line(l);
-    if (wrap && l->g->item[i].kind == GLYPH_SPACE && end - i > 1) i++;
+    bool blank = l->g->item[i].kind == GLYPH_SPACE && end - i > 1;
+    if (opens_word && !l->broken && l->column > 0) {
+        int32_t columns = word_columns(l, t, i + blank), room = l->width - l->column - blank;
+        if (columns > room && columns <= l->width) {
+            begin_line(l);
+            i += blank;
+        }
+    }
     for (; i < end; i++) TRY(place(l, t, i));
     return 0;
 }

@@ -19,6 +19,13 @@ int tokens_name(const tokens *t, size_t config, text *out) {
     return strcmp(c->pending, "free") ? 0 : text_add(out, ", pending free");
 }
 
+int tokens_add_subject(const tokens *t, size_t config, text *out) {
+    const char *budget = tokens_config(t, config)->budget_asked, *label = lifetimes_label(t->file);
+    if (*budget) TRY(text_add(out, ", budget %s", budget));
+    if (*label) TRY(text_add(out, ", %s", label));
+    return lifetimes_n_sequences(t->file, config) > 1 ? text_add(out, ", sequence %zu", t->seq) : 0;
+}
+
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
 /* The first sequence any configuration holds. */

@@ -57,6 +57,9 @@ typedef struct token_pairs {
 int tokens_pairs(const tokens *t, const results *r, size_t metric, token_pairs *out);
 void token_pairs_free(token_pairs *p);
 
+/* ", budget 25%, licence, sequence 0": what the configurations of a pair share, each part where it is known or needed.
+ */
+int tokens_add_subject(const tokens *t, size_t config, text *out);
 /* "rmm, lag 16, pending free" */
 int tokens_name(const tokens *t, size_t config, text *out);
 const lifetimes_config *tokens_config(const tokens *t, size_t config);
