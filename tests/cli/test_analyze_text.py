@@ -224,7 +224,7 @@ def test_missing_glyphs_do_not_spoil_the_png(tmp_path):
     analyze(results, "-o", tmp_path / "o", "--figures", "text", *options)
     script = (tmp_path / "o" / "text.gp").read_text()
     assert "has_e1 = has('e123')\n" in script and "''.box" in script
-    assert dark_share(tmp_path / "o" / "text.png") < 0.05
+    assert dark_share(tmp_path / "o" / "text.png") < 0.1  # letters alone: 0.05
 
 
 def test_no_oracle_is_one_column(tmp_path):
