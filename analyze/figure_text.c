@@ -18,7 +18,6 @@
 #define LINE 0.112
 #define MARGIN 0.06
 #define TOP 0.33
-#define BOTTOM 0.36
 #define LOST 0.25 /* of the later steps: tokens that the oracle sees in as many more are underlined */
 enum { COLUMNS = 72, GUTTER = 3, MOST_LINES = 48, PANELS = 2 };
 
@@ -39,6 +38,11 @@ static size_t config_of(const text_plot *p, int panel) {
 
 static int32_t left_of(int panel) {
     return panel * (COLUMNS + 1 + GUTTER);
+}
+
+/* Room for the key and, in one column, the note under it. */
+static double bottom_of(const text_plot *p) {
+    return p->n_panels == 2 ? 0.36 : 0.43;
 }
 
 /* ---- which part of the text ------------------------------------------------------------------------------------- */
@@ -157,7 +161,7 @@ static int add_title(text_plot *p) {
     int code = text_add(&title, "How long tokens stay visible");
     if (!code) code = tokens_add_subject(p->tokens, p->pair.config, &title);
     if (!code) code = text_add(t, "set label ");
-    if (!code) code = canvas_quote(t, title.data, p->n_panels == 2 ? 110 : 50);
+    if (!code) code = canvas_quote(t, title.data, p->n_panels == 2 ? 110 : 57);
     text_free(&title);
     return code ? code
                 : text_add(t, " at screen %.4f, screen %.4f left font ',7'\n", MARGIN / p->width, 1 - 0.1 / p->height);
@@ -165,12 +169,11 @@ static int add_title(text_plot *p) {
 
 static int add_note(text_plot *p, const char *words, double y) {
     text *t = &p->figure->script;
+    bool two = p->n_panels == 2;
     TRY(text_add(t, "set label "));
     TRY(gnuplot_quote(t, words));
-    return p->n_panels == 2
-               ? text_add(t, " at screen %.4f, screen %.4f right font ',5.5'\n", 1 - MARGIN / p->width, y / p->height)
-               : text_add(t, " at screen %.4f, screen %.4f left font ',5.5'\n", (MARGIN + 0.83) / p->width,
-                          y / p->height);
+    return text_add(t, " at screen %.4f, screen %.4f %s font ',5.5'\n", two ? 1 - MARGIN / p->width : MARGIN / p->width,
+                    y / p->height, two ? "right" : "left");
 }
 
 /* Which tokens these are, and what the lines under them mean. */
@@ -179,7 +182,7 @@ static int add_notes(text_plot *p, double y) {
     text note = {0};
     int code = text_add(&note, "tokens %d to %d of %d", p->first_token, p->last_token, k->n_tokens);
     if (!code && k->n_prompt > p->first_token) code = text_add(&note, ", the first %d are the prompt", k->n_prompt);
-    if (!code) code = add_note(p, note.data, p->n_panels == 2 ? y : y - 0.105);
+    if (!code) code = add_note(p, note.data, p->n_panels == 2 ? y : 0.08);
     note.n = 0;
     if (!code) code = text_add(&note, "underlined: the oracle's share is higher by %g or more", LOST);
     if (!code && p->n_panels == 2) code = add_note(p, note.data, y - 0.105);
@@ -189,13 +192,13 @@ static int add_notes(text_plot *p, double y) {
 
 static int add_key(text_plot *p) {
     text *t = &p->figure->script;
-    double y = 0.225;
+    double y = bottom_of(p) - 0.135;
     TRY(text_add(t, "set cbrange [0:1]\nset palette defined ("));
     for (int i = 0; i <= SHADES; i++) TRY(text_add(t, "%s%d '%s'", i ? ", " : "", i, shade_colour(i)));
     TRY(text_add(t,
                  ")\nset cbtics ('0' 0, '0.5' 0.5, '1' 1) scale 0 font ',5.5' offset 0,0.7\n"
                  "set colorbox horizontal user origin %.4f,%.4f size %.4f,%.4f noborder\n"
-                 "set label 'share of later steps that see the token, mean over layers and heads' at screen %.4f, "
+                 "set label 'share of later steps that see it, mean over all heads' at screen %.4f, "
                  "screen %.4f left font ',5.5'\n",
                  (MARGIN + 0.05) / p->width, (y - 0.035) / p->height, 0.7 / p->width, 0.07 / p->height,
                  (MARGIN + 0.83) / p->width, y / p->height));
@@ -210,7 +213,7 @@ static int write_script(text_plot *p) {
                  "set lmargin at screen %.4f\nset rmargin at screen %.4f\n"
                  "set bmargin at screen %.4f\nset tmargin at screen %.4f\n"
                  "set xrange [0:%d]\nset yrange [%d:0]\n",
-                 FONT, MARGIN / p->width, MARGIN / p->width + columns * COLUMN / p->width, BOTTOM / p->height,
+                 FONT, MARGIN / p->width, MARGIN / p->width + columns * COLUMN / p->width, bottom_of(p) / p->height,
                  1 - TOP / p->height, columns, p->n_lines));
     TRY(add_title(p));
     TRY(add_key(p));
@@ -248,7 +251,7 @@ static int draw(text_plot *p, figure_list *list) {
     TRY(page_lay_out(&p->tokens->glyphs, p->tokens->n_tokens, COLUMNS, &p->page));
     TRY(choose_lines(p));
     p->width = p->n_panels == 2 ? CANVAS_PAGE_WIDTH : CANVAS_WIDTH;
-    p->height = TOP + LINE * p->n_lines + BOTTOM;
+    p->height = TOP + LINE * p->n_lines + bottom_of(p);
     TRY(canvas_new_sized(list, (const char *[]){"text"}, 1, p->width, p->height, &p->figure));
     p->figure->paper_only = true;
     TRY(write_data(p));
