@@ -1,4 +1,5 @@
 #include "analyze/canvas.h"
+#include "analyze/decide.h"
 #include "analyze/gnuplot.h"
 #include "base/err.h"
 #include "base/mem.h"
@@ -101,6 +102,17 @@ int canvas_quote_title(text *t, const char *subject, const results *r) {
     return code;
 }
 
+int canvas_interval(const figure_input *in, const result *c, size_t metric, estimate *out, bool *resampled) {
+    TRY(bootstrap_estimate(in->bootstrap, c, metric, out));
+    if (isnan(out->lo)) *out = (estimate){c->metric[metric], c->lo[metric], c->hi[metric]};
+    else *resampled = true;
+    return 0;
+}
+
+int canvas_add_interval(figure *f, estimate e) {
+    return isnan(e.lo) ? text_add(&f->data, " nan nan") : text_add(&f->data, " %.10g %.10g", e.lo, e.hi);
+}
+
 /* ---- axes ------------------------------------------------------------------------------------------------------- */
 
 axis axis_over(const double *values, size_t n, size_t *left_out) {
@@ -159,10 +171,17 @@ axis axis_widen(axis a, double lo, double hi, double most) {
     return wider;
 }
 
+/* "1e-4", not "0.0001", which the y axis has no room for. */
+static void tick_number(char out[32], double value) {
+    double e = floor(log10(fabs(value)) + 1e-9);
+    if (value != 0 && e < -3) snprintf(out, 32, "%ge%.0f", value / pow(10, e), e);
+    else snprintf(out, 32, "%g", value);
+}
+
 static int add_tick(text *t, double value, bool number, bool minor) {
     const char *comma = t->data[t->n - 1] == '(' ? "" : ", ";
     char label[32] = "";
-    if (number && !minor) snprintf(label, sizeof label, "%g", value);
+    if (number && !minor) tick_number(label, value);
     return text_add(t, "%s'%s' %.10g%s", comma, label, value, minor ? " 1" : "");
 }
 
@@ -213,6 +232,14 @@ int axis_add(text *t, char which, axis a, bool numbers) {
     TRY(a.log             ? log_ticks(t, a, numbers)
         : a.linear_to > 0 ? symmetric_ticks(t, a, numbers)
                           : linear_ticks(t, a, numbers));
+    return text_add(t, ")\n");
+}
+
+int axis_add_lags(text *t, double last_lag, int most) {
+    double end = lag_position(last_lag);
+    int step = (int)ceil((end + 1) / most);
+    TRY(text_add(t, "set xrange [-0.3:%g]\nset xtics ('0' 0", end + 0.3));
+    for (int k = 1; k <= end + 1e-9; k += step) TRY(text_add(t, ", '%.0f' %d", exp2(k - 1), k));
     return text_add(t, ")\n");
 }
 

@@ -30,6 +30,14 @@ double canvas_label_width(size_t n);
 /* "oracle(mass) on licence", or "..., mean of 3 sequences" where results average. */
 int canvas_quote_title(text *t, const char *subject, const results *r);
 
+/* The 90 % interval to draw around a configuration's metric: from resamples, which hold the calibration's error, too;
+ * else the results' own, which is the calibration's alone; NaN where there is neither. *resampled becomes true where it
+ * is from resamples. Returns 0 or ERR_DATA. */
+int canvas_interval(const figure_input *in, const result *c, size_t metric, estimate *out, bool *resampled);
+
+/* Append an interval as two columns of a data file, with a blank before each. */
+int canvas_add_interval(figure *f, estimate e);
+
 typedef struct axis {
     double lo, hi;
     bool log;
@@ -58,6 +66,9 @@ int axis_add(text *t, char which, axis a, bool numbers);
 /* Write what the y axis shows along the left edge, `middle` of the height up. Not as gnuplot's ylabel: each terminal
  * puts that elsewhere. A text terminal has no room for it. */
 int axis_add_y_label(text *t, const char *words, double middle);
+
+/* The x axis of lags up to the last one: each where lag_position puts it. `most` numbers have room. */
+int axis_add_lags(text *t, double last_lag, int most);
 
 /* The step between about n round ticks (1, 2 or 5 times a power of ten). */
 double axis_step(double span, double n);

@@ -48,7 +48,8 @@ typedef struct budget_plot {
     size_t n_bars, bars_capacity;
     double lo, hi; /* of the bars */
     size_t lanes;
-    bool share; /* the axis shows shares of the sequence, not entries */
+    bool resampled; /* the bars; else they are of the calibration alone */
+    bool share;     /* the axis shows shares of the sequence, not entries */
 } budget_plot;
 
 static double budget_x(const budget_plot *p, const result *c) {
@@ -59,7 +60,8 @@ static double budget_x(const budget_plot *p, const result *c) {
 
 static bool all_shares(const results *r) {
     bool share = true;
-    for (size_t i = 0; i < r->n_configs && share; i++) result_budget_asked(&r->configs[i], &share);
+    for (size_t i = 0; i < r->n_configs && share; i++)
+        if (result_evicts(&r->configs[i])) result_budget_asked(&r->configs[i], &share);
     return share;
 }
 
@@ -81,37 +83,38 @@ static const result *best(const budget_plot *p, const result *series, const char
     return found;
 }
 
-static int add_interval(budget_plot *p, curve *c, double lo, double hi) {
-    if (isnan(lo)) return text_add(&p->figure->data, " nan nan");
+static int add_bar(budget_plot *p, curve *c, estimate e) {
+    if (isnan(e.lo)) return 0;
     TRY(mem_grow((void **)&p->bars, &p->bars_capacity, p->n_bars + 1, sizeof *p->bars, "intervals"));
-    p->bars[p->n_bars++] = (bar){(size_t)(c - p->curves), c->last_x, lo, hi};
+    p->bars[p->n_bars++] = (bar){(size_t)(c - p->curves), c->last_x, e.lo, e.hi};
     c->bars = true;
-    p->lo = fmin(p->lo, lo);
-    p->hi = fmax(p->hi, hi);
-    return text_add(&p->figure->data, " %.10g %.10g", lo, hi);
+    p->lo = fmin(p->lo, e.lo);
+    p->hi = fmax(p->hi, e.hi);
+    return 0;
 }
 
 static int add_point(budget_plot *p, curve *c, const result *at) {
-    double value = at->metric[p->metric];
+    estimate value;
+    TRY(canvas_interval(p->in, at, p->metric, &value, &p->resampled));
     TRY(mem_grow((void **)&p->values, &p->values_capacity, p->n_values + 1, sizeof *p->values, "values"));
-    p->values[p->n_values++] = value;
+    p->values[p->n_values++] = value.value;
     c->last_x = budget_x(p, at);
-    c->last_y = value;
+    c->last_y = value.value;
     c->least_lag = c->n_points ? fmin(c->least_lag, at->lag) : at->lag;
     c->most_lag = c->n_points ? fmax(c->most_lag, at->lag) : at->lag;
     c->n_points++;
+    TRY(add_bar(p, c, value));
     TRY(text_add(&p->figure->data, "%.10g %.10g ", c->last_x, at->budget));
     TRY(at->lag < 0 ? text_add(&p->figure->data, "-") : text_add(&p->figure->data, "%.10g", at->lag));
-    TRY(text_add(&p->figure->data, " %.10g", value));
-    if (results_metrics[p->metric].lo) TRY(add_interval(p, c, at->lo[p->metric], at->hi[p->metric]));
+    TRY(text_add(&p->figure->data, " %.10g", value.value));
+    TRY(canvas_add_interval(p->figure, value));
     return text_add(&p->figure->data, "\n");
 }
 
 static int begin_curve(budget_plot *p, curve *c) {
     text columns = {0};
-    const results_metric *m = &results_metrics[p->metric];
-    int code = text_add(&columns, "%s budget lag %s", p->share ? "percent" : "entries", m->column);
-    if (!code && m->lo) code = text_add(&columns, " %s %s", m->lo, m->hi);
+    int code = text_add(&columns, "%s budget lag %s lo hi", p->share ? "percent" : "entries",
+                        results_metrics[p->metric].column);
     if (!code) code = canvas_block(p->figure, c->name, columns.data, &c->index);
     text_free(&columns);
     return code;
@@ -143,7 +146,7 @@ static int collect(budget_plot *p) {
     size_t seen[2] = {0}; /* policies, oracles */
     for (size_t i = 0; i < r->n_configs; i++) {
         const result *c = &r->configs[i];
-        bool first = c->lag < 0 || !result_is_oracle(c);
+        bool first = result_evicts(c) && (c->lag < 0 || !result_is_oracle(c));
         for (size_t k = 0; k < i && first; k++) first = !result_same_series(c, &r->configs[k]);
         if (!first) continue;
         if (p->n_curves == MOST_CURVES) {
@@ -182,7 +185,8 @@ static int add_budget_axis(budget_plot *p) {
     double lo = INFINITY, hi = 0, last = -1;
     for (size_t i = 0; i < p->n_curves; i++) hi = fmax(hi, p->curves[i].last_x);
     const results *r = p->in->results;
-    for (size_t i = 0; i < r->n_configs; i++) lo = fmin(lo, budget_x(p, &r->configs[i]));
+    for (size_t i = 0; i < r->n_configs; i++)
+        if (result_evicts(&r->configs[i])) lo = fmin(lo, budget_x(p, &r->configs[i]));
     axis x = {.lo = lo, .hi = hi > lo ? hi : lo + 1, .log = hi >= 4 * lo};
     TRY(text_add(t, x.log ? "left(v, share) = v / %.10g ** share\n" : "left(v, share) = v - %.10g * share\n",
                  x.log ? x.hi / x.lo : x.hi - x.lo));
@@ -269,16 +273,14 @@ static void choose_lanes(budget_plot *p) {
 /* 90 % intervals, cut at the axis. A text terminal has no room for them: the loop runs not once there. */
 static int add_bars(budget_plot *p, axis y, const char **comma) {
     text *t = &p->figure->script;
-    const results_metric *m = &results_metrics[p->metric];
     TRY(text_add(t, "cut(v) = v < %.10g ? %.10g : v > %.10g ? %.10g : v\n", y.lo, y.lo, y.hi, y.hi));
     for (size_t i = 0; i < p->n_curves; i++) {
         const curve *c = &p->curves[i];
         if (!c->bars) continue;
         TRY(text_add(t,
-                     "%sfor [k=1:paper] data index %zu using (left(column('%s'), %g)):(cut(column('%s'))):(0):"
-                     "(cut(column('%s')) - cut(column('%s'))) with vectors nohead linewidth 0.5 linecolor '%s'",
-                     *comma, c->index, p->share ? "percent" : "entries", LANE_STEP * (double)c->lane, m->lo, m->hi,
-                     m->lo, colour_of(c)));
+                     "%sfor [k=1:paper] data index %zu using (left(column('%s'), %g)):(cut(column('lo'))):(0):"
+                     "(cut(column('hi')) - cut(column('lo'))) with vectors nohead linewidth 0.5 linecolor '%s'",
+                     *comma, c->index, p->share ? "percent" : "entries", LANE_STEP * (double)c->lane, colour_of(c)));
         *comma = ", \\\n    ";
     }
     return 0;
@@ -288,7 +290,10 @@ static int add_note(budget_plot *p) {
     bool lag = false;
     for (size_t i = 0; i < p->n_curves; i++) lag |= p->curves[i].most_lag >= 0;
     if (!lag && !p->n_bars) return 0;
-    TRY(text_add(&p->figure->script, "set label (paper ? '%s' : '').'%s%s' ", p->n_bars ? "bars: 90 %" : "",
+    TRY(text_add(&p->figure->script, "set label (paper ? '%s' : '').'%s%s' ",
+                 !p->n_bars     ? ""
+                 : p->resampled ? "bars: 90 %, resampled"
+                                : "bars: 90 %, calibration alone",
                  p->n_bars && lag ? "; " : "", lag ? "lag: the best at each budget" : ""));
     return text_add(&p->figure->script, "at screen 0.985, screen 0.04 right font ',5.5' textcolor '#606060'\n");
 }

@@ -3,6 +3,7 @@
  * (a filter), the best oracle (hindsight), and the best oracle that must hold entries as long (hold=lag: the fair one).
  */
 #include "analyze/canvas.h"
+#include "analyze/decide.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/progress.h"
@@ -15,6 +16,8 @@
 #define HEIGHT 2.6
 #define BOTTOM 0.15
 #define TOP 0.775
+#define RECOMMENDED_LOOK "pointtype 7 pointsize 0.55"
+#define KNEE_LOOK "pointtype 12 pointsize 0.95 linewidth 0.8"
 enum { MOST_BUDGETS = 7, MOST_LEGEND = 24 };
 
 /* The kinds of line, in the order in which they are drawn: the policy comes last and lies on top. A text terminal draws
@@ -36,6 +39,8 @@ typedef struct line {
     bool band;     /* some of its points have an interval */
     size_t index;  /* block of the data file */
     double end;    /* last value */
+    lag_choice choice;
+    knee knee;
 } line;
 
 typedef struct lag_plot {
@@ -48,17 +53,15 @@ typedef struct lag_plot {
     size_t n_lines, capacity;
     double *values; /* everything drawn, for the axis */
     size_t n_values, values_capacity;
-    double lo, hi; /* of the bands */
+    double lo, hi;  /* of the bands */
+    bool resampled; /* the bands; else they are of the calibration alone */
+    lag_curves curves;
+    bool recommends, knees; /* some line has a lag to recommend, a knee */
     double last_lag;
     bool panel[2];                    /* which are drawn: charged, free */
     const result *filter, *hindsight; /* one of those drawn, for the legend; NULL if none */
     bool filter_varies, hindsight_varies;
 } lag_plot;
-
-/* Lag 0 stands at 0 with its own tick, 1 at 1, and every doubling one step on. */
-static double position(double lag) {
-    return lag == 0 ? 0 : lag < 1 ? lag : 1 + log2(lag);
-}
 
 static bool in_plot(const lag_plot *p, const result *c, size_t budget) {
     return strcmp(c->budget_asked, p->in->results->budgets[budget].asked) == 0 &&
@@ -98,23 +101,42 @@ static double next_lag(const lag_plot *p, size_t budget, bool is_free, double af
 }
 
 static int add_point(lag_plot *p, double lag, const result *c) {
-    double value = c->metric[p->metric];
+    estimate value;
+    TRY(canvas_interval(p->in, c, p->metric, &value, &p->resampled));
     TRY(mem_grow((void **)&p->values, &p->values_capacity, p->n_values + 1, sizeof *p->values, "values"));
-    p->values[p->n_values++] = value;
+    p->values[p->n_values++] = value.value;
     line *l = &p->lines[p->n_lines - 1];
-    l->end = value;
+    l->end = value.value;
     p->last_lag = fmax(p->last_lag, lag);
-    TRY(text_add(&p->figure->data, "%.10g %.10g %.10g", lag, position(lag), value));
-    if (results_metrics[p->metric].lo) {
-        double lo = c->lo[p->metric], hi = c->hi[p->metric];
-        TRY(isnan(lo) ? text_add(&p->figure->data, " nan nan") : text_add(&p->figure->data, " %.10g %.10g", lo, hi));
-        if (l->kind == POLICY && !isnan(lo)) {
-            l->band = true;
-            p->lo = fmin(p->lo, lo);
-            p->hi = fmax(p->hi, hi);
-        }
+    if (l->kind == POLICY && !isnan(value.lo)) {
+        l->band = true;
+        p->lo = fmin(p->lo, value.lo);
+        p->hi = fmax(p->hi, value.hi);
     }
-    return text_add(&p->figure->data, " \"%s\"\n", strchr(c->spec, '"') ? "" : c->spec);
+    TRY(text_add(&p->figure->data, "%.10g %.10g %.10g", lag, lag_position(lag), value.value));
+    TRY(canvas_add_interval(p->figure, value));
+    return text_add(&p->figure->data, " %s%s \"%s\"\n",
+                    c == l->choice.recommended ? "recommended"
+                    : c == l->knee.at          ? ""
+                                               : "-",
+                    c == l->knee.at ? "knee" : "", strchr(c->spec, '"') ? "" : c->spec);
+}
+
+/* What is recommended, and where the knee is, on the curve of the line that was begun last. */
+static int decide(lag_plot *p) {
+    line *l = &p->lines[p->n_lines - 1];
+    for (size_t i = 0; i < p->curves.n; i++) {
+        const lag_curve *c = &p->curves.item[i];
+        const result *first = c->point[0];
+        if (!result_same_series(first, p->series) || result_is_free(first) != l->free ||
+            strcmp(first->budget_asked, p->in->results->budgets[l->budget].asked) != 0)
+            continue;
+        TRY(decide_lag(p->in->bootstrap, c, p->metric, &l->choice));
+        TRY(decide_knee(p->in->bootstrap, c, p->metric, &l->knee));
+        p->recommends |= l->choice.recommended != NULL;
+        p->knees |= l->knee.found;
+    }
+    return 0;
 }
 
 static int begin_line(lag_plot *p, line_kind kind, size_t budget, bool is_free) {
@@ -125,14 +147,11 @@ static int begin_line(lag_plot *p, line_kind kind, size_t budget, bool is_free) 
     text comment = {0}, columns = {0};
     int code = text_add(&comment, "%s, budget %s, pending %s", kind == POLICY ? p->name : names[kind],
                         p->in->results->budgets[budget].asked, is_free ? "free" : "charged");
-    const results_metric *m = &results_metrics[p->metric];
-    if (!code) code = text_add(&columns, "lag position %s", m->column);
-    if (!code && m->lo) code = text_add(&columns, " %s %s", m->lo, m->hi);
-    if (!code) code = text_add(&columns, " spec");
+    if (!code) code = text_add(&columns, "lag position %s lo hi mark spec", results_metrics[p->metric].column);
     if (!code) code = canvas_block(p->figure, comment.data, columns.data, &l->index);
     text_free(&comment);
     text_free(&columns);
-    return code;
+    return code || kind != POLICY ? code : decide(p);
 }
 
 /* The policy's own curve, and the fair bound at the same lags. */
@@ -181,14 +200,6 @@ static int collect(lag_plot *p) {
 }
 
 /* ---- the script ------------------------------------------------------------------------------------------------- */
-
-static int add_lag_axis(text *t, double last_lag, bool narrow) {
-    double end = position(last_lag);
-    int step = end > (narrow ? 8 : 14) ? 2 : 1;
-    TRY(text_add(t, "set xrange [-0.3:%g]\nset xtics ('0' 0", end + 0.3));
-    for (int k = 1; k <= end + 1e-9; k += step) TRY(text_add(t, ", '%.0f' %d", exp2(k - 1), k));
-    return text_add(t, ")\n");
-}
 
 /* Budgets beside the right ends of the policy's curves of the last panel. */
 static int add_budget_labels(lag_plot *p, axis y) {
@@ -252,16 +263,31 @@ static int add_legend(lag_plot *p, double left, double right) {
 /* The policy's 90 % intervals, cut at the axis. A text terminal has no shades: the loop runs not once there. */
 static int add_bands(lag_plot *p, bool is_free, const char **comma) {
     text *t = &p->figure->script;
-    const results_metric *m = &results_metrics[p->metric];
     for (size_t i = 0; i < p->n_lines; i++) {
         const line *l = &p->lines[i];
         if (!l->band || l->free != is_free) continue;
         TRY(text_add(t,
-                     "%sfor [k=1:paper] data index %zu using 'position':(cut(column('%s'))):(cut(column('%s'))) "
+                     "%sfor [k=1:paper] data index %zu using 'position':(cut(column('lo'))):(cut(column('hi'))) "
                      "with filledcurves fillstyle transparent solid 0.13 noborder linecolor '%s'",
-                     *comma, l->index, m->lo, m->hi, canvas_colour(l->budget)));
+                     *comma, l->index, canvas_colour(l->budget)));
         *comma = ", \\\n    ";
     }
+    return 0;
+}
+
+/* Larger points over the curves' own. A text terminal has no sizes. */
+static int add_marks(lag_plot *p, bool is_free) {
+    static const char *const words[] = {"recommended", "knee"};
+    for (size_t i = 0; i < p->n_lines; i++)
+        for (int k = 0; k < 2; k++) {
+            const line *l = &p->lines[i];
+            if (l->free != is_free || !(k ? l->knee.at : l->choice.recommended)) continue;
+            TRY(text_add(&p->figure->script,
+                         ", \\\n    for [k=1:paper] data index %zu using 'position':(strstrt(strcol('mark'), '%s') ? "
+                         "column('%s') : NaN) with points %s linecolor '%s'",
+                         l->index, words[k], results_metrics[p->metric].column, k ? KNEE_LOOK : RECOMMENDED_LOOK,
+                         canvas_colour(l->budget)));
+        }
     return 0;
 }
 
@@ -280,6 +306,7 @@ static int add_plot(lag_plot *p, bool is_free, axis y) {
                          line_look[kind], canvas_colour(l->budget)));
             comma = ", \\\n    ";
         }
+    TRY(add_marks(p, is_free));
     return text_add(t, "\n");
 }
 
@@ -293,6 +320,25 @@ static int add_panel(lag_plot *p, bool is_free, axis y, double left, double righ
     return text_add(t, "unset label\nunset arrow\n");
 }
 
+/* Along the lower edge: what the marks are, and the bands. */
+static int add_notes(lag_plot *p) {
+    text *t = &p->figure->script;
+    double x = 0.02;
+    for (int k = 0; k < 2; k++) {
+        if (!(k ? p->knees : p->recommends)) continue;
+        TRY(text_add(t,
+                     "if (paper) set label '' at screen %g, screen 0.04 point %s linecolor '#606060'\n"
+                     "if (paper) set label '%s' at screen %g, screen 0.04 left font ',5.5' textcolor '#606060'\n",
+                     x, k ? KNEE_LOOK : RECOMMENDED_LOOK, k ? "knee" : "recommended", x + 0.022));
+        x += 0.25;
+    }
+    if (!(p->lo <= p->hi)) return 0;
+    return text_add(t,
+                    "if (paper) set label 'shaded: 90 %%, %s' at screen 0.985, screen 0.04 right font ',5.5' "
+                    "textcolor '#606060'\n",
+                    p->resampled ? "resampled" : "calibration");
+}
+
 static int write_script(lag_plot *p) {
     text *t = &p->figure->script;
     size_t left_out;
@@ -302,7 +348,7 @@ static int write_script(lag_plot *p) {
     double left = 0.15, right = 0.91, gap = 0.035, middle = (left + right) / 2;
     if (left_out) say("%s: %zu values are 0 and have no place on the logarithmic axis", p->figure->name, left_out);
     TRY(axis_add(t, 'y', y, true));
-    TRY(add_lag_axis(t, p->last_lag, both));
+    TRY(axis_add_lags(t, p->last_lag, both ? 9 : 15));
     TRY(add_legend(p, left, right));
     TRY(axis_add_y_label(t, results_metrics[p->metric].axis, (BOTTOM + TOP) / 2));
     TRY(text_add(t,
@@ -312,9 +358,7 @@ static int write_script(lag_plot *p) {
                  TOP, BOTTOM, middle, results_metrics[p->metric].brief));
     TRY(canvas_quote_title(t, p->name, p->in->results));
     TRY(text_add(t, " at screen %g, screen 0.965 left font ',7'\n", left));
-    if (p->lo <= p->hi)
-        TRY(text_add(t, "if (paper) set label 'shaded: 90 %% interval' at screen 0.985, screen 0.04 right font ',5.5' "
-                        "textcolor '#606060'\n"));
+    TRY(add_notes(p));
     TRY(text_add(t, "set multiplot\n"));
     if (p->panel[0]) TRY(add_panel(p, false, y, left, both ? middle - gap / 2 : right));
     if (p->panel[1]) TRY(add_panel(p, true, y, both ? middle + gap / 2 : left, right));
@@ -335,8 +379,10 @@ static int draw_metric(const figure_input *in, figure_list *list, const result *
         return 0;
     }
     int code = canvas_new(list, (const char *[]){"lag", name, results_metrics[metric].column}, 3, HEIGHT, &p.figure);
+    if (!code) code = lag_curves_find(r, metric, &p.curves);
     if (!code) code = collect(&p);
     if (!code) code = write_script(&p);
+    lag_curves_free(&p.curves);
     mem_free(p.lines);
     mem_free(p.values);
     return code;

@@ -128,6 +128,11 @@ static bool is_full(const result *r) {
     return strcmp(r->policy, "full") == 0;
 }
 
+/* The full cache at full precision costs nothing: it is what all others are compared with. */
+static bool is_reference(const result *r) {
+    return is_full(r) && strcmp(r->kv_bits, "16") == 0;
+}
+
 /* A true KL that should be 0 may come out below it by a rounding. */
 static int read_truth(const reader *f, result_truth *t) {
     TRY(read_key(f, &t->key));
@@ -218,7 +223,7 @@ static int compare_place(const void *pa, const void *pb) {
     return (a->line > b->line) - (a->line < b->line);
 }
 
-/* Every run writes a row for the full cache, so that one may come again in another file. */
+/* Every run may write rows for the full cache, so that those may come again in another file. */
 static int refuse_duplicates(const results *r, const result *const *sorted, const char *const *paths) {
     for (size_t i = 1; i < r->n_rows; i++) {
         const result *a = sorted[i - 1], *b = sorted[i];
@@ -228,6 +233,15 @@ static int refuse_duplicates(const results *r, const result *const *sorted, cons
                            b->seq);
     }
     return 0;
+}
+
+/* Of equal rows of the full cache the first stays. Returns how many rows are left. */
+static size_t drop_repeated(const result **sorted, size_t n) {
+    size_t left = 0;
+    for (size_t i = 0; i < n; i++)
+        if (!left || !is_full(sorted[i]) || result_compare(sorted[left - 1], sorted[i]) != 0)
+            sorted[left++] = sorted[i];
+    return left;
 }
 
 /* The mean of n rows of one configuration. It takes the place of the earliest of them. So do the ends of its intervals,
@@ -261,10 +275,10 @@ static result mean_of(const result *const *row, size_t n) {
     return mean;
 }
 
-static void average(results *r, const result *const *sorted) {
-    for (size_t i = 0, n; i < r->n_rows; i += n) {
-        for (n = 1; i + n < r->n_rows && compare_config(sorted[i], sorted[i + n]) == 0;) n++;
-        if (is_full(sorted[i])) continue;
+static void average(results *r, const result *const *sorted, size_t n_sorted) {
+    for (size_t i = 0, n; i < n_sorted; i += n) {
+        for (n = 1; i + n < n_sorted && compare_config(sorted[i], sorted[i + n]) == 0;) n++;
+        if (is_reference(sorted[i])) continue;
         if (n == r->n_sequences) r->configs[r->n_configs++] = mean_of(sorted + i, n);
         else r->n_incomplete++;
     }
@@ -280,6 +294,7 @@ static int collect_budgets(results *r) {
     double *count = mem_new(r->n_configs + 1, sizeof *count, "budgets");
     r->budgets = mem_new(r->n_configs + 1, sizeof *r->budgets, "budgets");
     for (size_t i = 0; count && r->budgets && i < r->n_configs; i++) {
+        if (!result_evicts(&r->configs[i])) continue;
         size_t b = 0;
         while (b < r->n_budgets && strcmp(r->budgets[b].asked, r->configs[i].budget_asked) != 0) b++;
         r->n_budgets += b == r->n_budgets;
@@ -301,7 +316,7 @@ static int make_configs(results *r, const char *const *paths) {
     qsort(sorted, r->n_rows, sizeof *sorted, compare_row);
     int code = refuse_duplicates(r, sorted, paths);
     r->configs = code ? NULL : mem_new(r->n_rows, sizeof *r->configs, "configurations");
-    if (r->configs) average(r, sorted);
+    if (r->configs) average(r, sorted, drop_repeated(sorted, r->n_rows));
     return r->configs ? collect_budgets(r) : ERR_DATA;
 }
 
@@ -349,6 +364,10 @@ size_t results_pick_metrics(const results *r, size_t out[RESULTS_METRICS]) {
     return 0;
 }
 
+bool result_evicts(const result *c) {
+    return !is_full(c);
+}
+
 bool result_is_oracle(const result *c) {
     return strcmp(c->policy, "oracle") == 0;
 }
@@ -363,16 +382,24 @@ bool result_same_series(const result *a, const result *b) {
     return true;
 }
 
+/* Precision is named where it is not the usual: kv_bits that are not 16, and pending_bits that are not kv_bits. Other
+ * columns are where some series of the same spec has another value. */
+static bool must_be_named(const results *r, const result *c, size_t i) {
+    if (texts[i].offset == offsetof(result, kv_bits)) return strcmp(c->kv_bits, "16") != 0;
+    if (texts[i].offset == offsetof(result, pending_bits)) return strcmp(c->pending_bits, c->kv_bits) != 0;
+    for (size_t k = 0; k < r->n_configs; k++) {
+        const result *o = &r->configs[k];
+        if (strcmp(o->spec, c->spec) == 0 && strcmp(text_of(o, i), text_of(c, i)) != 0) return true;
+    }
+    return false;
+}
+
 char *result_series_name(const results *r, const result *c) {
     text name = {0};
     int code = text_add(&name, "%s", c->spec);
     for (size_t i = 1; i < N_TEXTS && !code; i++) {
         if (!texts[i].series) continue;
-        bool varies = false;
-        for (size_t k = 0; k < r->n_configs; k++)
-            varies |=
-                strcmp(r->configs[k].spec, c->spec) == 0 && strcmp(text_of(&r->configs[k], i), text_of(c, i)) != 0;
-        if (varies) code = text_add(&name, ", %s %s", texts[i].column, text_of(c, i));
+        if (must_be_named(r, c, i)) code = text_add(&name, ", %s %s", texts[i].column, text_of(c, i));
     }
     if (!code) return name.data;
     text_free(&name);

@@ -61,12 +61,12 @@ typedef struct results {
     result *rows; /* in the order of the files */
     size_t n_rows;
     const result **sorted; /* the rows by configuration, then sequence */
-    /* In order of first appearance, without the full cache (all its costs are zero) and without those that lack a
-     * sequence which others have. */
+    /* In order of first appearance, without the full cache at full precision (all its costs are zero) and without those
+     * that lack a sequence which others have. */
     result *configs;
     size_t n_configs;
     size_t n_incomplete;     /* configurations left out because they lack a sequence */
-    results_budget *budgets; /* of the configurations, smallest first */
+    results_budget *budgets; /* of the configurations that evict, smallest first */
     size_t n_budgets;
     size_t n_sequences;   /* distinct (trace, seq) of the rows */
     result_truth *truths; /* in the order of the files, without the full cache */
@@ -89,14 +89,15 @@ size_t results_pick_metrics(const results *r, size_t out[RESULTS_METRICS]);
 /* Order by the key of DESIGN section 8: the configuration, then the sequence. */
 int result_compare(const result *a, const result *b);
 
+bool result_evicts(const result *c); /* all but the full cache at low precision, which has no budget */
 bool result_is_oracle(const result *c);
 bool result_is_free(const result *c); /* pending entries do not count against the budget */
 
 /* Same policy, parameters, unit, schedule, prompt, seed and bits: the two differ in budget, lag or pending only. */
 bool result_same_series(const result *a, const result *b);
 
-/* The spec, and after it what sets this series apart from others of the same spec: "tova, unit head". Owned by the
- * caller; NULL on failure. */
+/* The spec, and after it what sets this series apart from others of the same spec: "tova, unit head"; precision where it
+ * is not the usual: "h2o, kv_bits 8", "h2o, kv_bits 8, pending_bits 4". Owned by the caller; NULL on failure. */
 char *result_series_name(const results *r, const result *c);
 
 /* "25%", as asked. The number and, for a share, true in *share; the resolved entries where it is not one of both. */

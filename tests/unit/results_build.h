@@ -17,6 +17,7 @@
 typedef struct made_row {
     const char *seq, *spec, *budget, *pending;
     double lag;          /* -1: none */
+    double entries;      /* of the budget; 0: 64 */
     const double *first; /* [n_steps] by step: what dloss_first sums up; lost_mass is given the same values */
     const double *kl;    /* [n_steps] or NULL for zeros: kl_est = fisher, its interval a factor e^spread either way */
     double spread;       /* half-width of the row's 90 % interval of log kl_est; 0: none */
@@ -65,9 +66,10 @@ static inline void made_add(made *m, made_row row) {
     size_t policy = strcspn(row.spec, "(");
     double lo = fisher * exp(-row.spread), hi = fisher * exp(row.spread);
     assert_int_equal(text_add(&m->csv,
-                              "t,%s,%.*s,\"%s\",%s,64,%s,0,head,step,%s,%.12g,%.12g,%.12g,%.12g,%.12g,%.12g,"
+                              "t,%s,%.*s,\"%s\",%s,%g,%s,0,head,step,%s,%.12g,%.12g,%.12g,%.12g,%.12g,%.12g,"
                               "%.12g,%.12g,%.12g\n",
-                              row.seq, (int)policy, row.spec, row.spec, row.budget ? row.budget : "64", lag,
+                              row.seq, (int)policy, row.spec, row.spec, row.budget ? row.budget : "64",
+                              row.entries > 0 ? row.entries : 64, lag,
                               row.pending ? row.pending : "charged", first, first, fisher, first + fisher, first + lo,
                               first + hi, fisher, lo, hi),
                      0);

@@ -218,13 +218,44 @@ static void test_series(void **state) {
     results_free(r);
 }
 
+#define BITS_HEADER \
+    "trace,seq,policy,spec,budget_asked,budget,lag,unit,schedule,pending,kv_bits,pending_bits,out_err,lost_mass\n"
+#define BITS_ROW(spec, budget, kv, pending, err) \
+    "t,0," spec "," spec "," budget ",64,,head,step,charged," kv "," pending "," err ",\n"
+
+/* At low precision the full cache is a configuration, once however many files have it, and without a budget. */
+static void test_precision(void **state) {
+    (void)state;
+    const char *one = BITS_HEADER BITS_ROW("full", "", "16", "16", "0") BITS_ROW("full", "", "8", "8", "1")
+        BITS_ROW("h2o", "64", "16", "16", "2") BITS_ROW("h2o", "64", "8", "8", "3")
+            BITS_ROW("h2o", "64", "8", "4", "4");
+    const char *two = BITS_HEADER BITS_ROW("full", "", "8", "8", "1") BITS_ROW("full", "", "16", "16", "0")
+        BITS_ROW("tova", "64", "16", "8", "5");
+    const char *want[] = {"full, kv_bits 8", "h2o", "h2o, kv_bits 8", "h2o, kv_bits 8, pending_bits 4",
+                          "tova, pending_bits 8"};
+    results *r = NULL;
+    assert_int_equal(read_texts(one, two, &r), 0);
+    assert_int_equal(r->n_configs, 5);
+    for (size_t i = 0; i < 5; i++) {
+        char *name = result_series_name(r, &r->configs[i]);
+        assert_string_equal(name, want[i]);
+        assert_true(result_evicts(&r->configs[i]) == (i > 0));
+        assert_float_equal(r->configs[i].metric[OUT_ERR], (double)(i + 1), 0);
+        mem_free(name);
+    }
+    assert_int_equal(r->n_incomplete, 0);
+    assert_int_equal(r->n_budgets, 1);
+    assert_string_equal(r->budgets[0].asked, "64");
+    results_free(r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_columns_by_name), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_duplicates),      cmocka_unit_test(test_mean_over_sequences),
         cmocka_unit_test(test_budgets_ascend),  cmocka_unit_test(test_metrics),
         cmocka_unit_test(test_intervals),       cmocka_unit_test(test_truths),
-        cmocka_unit_test(test_series),
+        cmocka_unit_test(test_series),          cmocka_unit_test(test_precision),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
