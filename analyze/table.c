@@ -140,6 +140,7 @@ int table_print(const results *r, bootstrap *b, const size_t *metric, size_t n_m
     print_header(&t);
     int code = 0;
     for (size_t k = 0; k < r->n_budgets && !code; k++) code = print_budget(&t, r->budgets[k].asked, most, rows);
+    if (!code) code = print_budget(&t, "", most, rows); /* the full cache at low precision */
     mem_free(rows);
     return code;
 }
