@@ -8,6 +8,8 @@ const figure_kind figure_kinds[] = {
     {"text", "how long each token stays visible, on the text (needs --lifetimes and --trace)", figure_text},
     {"lost", "tokens that an oracle keeps and the policy loses (needs --lifetimes and --trace)", figure_lost},
     {"fidelity", "estimates against true reruns (needs a truth file)", figure_fidelity},
+    {"heads", "what each layer and head loses, and its best lag", figure_heads},
+    {"along", "loss along the text, by the step that is disturbed", figure_along},
     {NULL, NULL, NULL},
 };
 

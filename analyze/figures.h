@@ -60,3 +60,9 @@ int figure_text(const figure_input *in, figure_list *list);
 
 /* Which tokens the oracle of the same budget keeps longer, in their context: one figure for each policy, up to six. */
 int figure_lost(const figure_input *in, figure_list *list);
+
+/* Heat maps by layer and query head: what each loses alone, and the lag that suits it. */
+int figure_heads(const figure_input *in, figure_list *list);
+
+/* Loss along the text, by the step that is disturbed, of the best configurations at one budget. */
+int figure_along(const figure_input *in, figure_list *list);
