@@ -17,7 +17,7 @@
 #define LOWER_TOP 0.5
 #define UPPER_BOTTOM 0.55
 #define TOP 0.92
-enum { CURVES = 3, SMOOTH = 4, MOST_LABEL = 22 };
+enum { CURVES = 3, SMOOTH = 4, MOST_LABEL = 21 };
 
 typedef struct curve {
     const result *config;
@@ -200,7 +200,7 @@ static int write_script(along_plot *p, const char *budget) {
         longest = longest > strlen(p->curves[i].name) ? longest : strlen(p->curves[i].name);
     }
     if (longest > MOST_LABEL) longest = MOST_LABEL;
-    double left = 0.15, right = 0.965 - canvas_label_width(longest) / CANVAS_WIDTH;
+    double left = 0.18, right = 0.95 - canvas_label_width(longest) / CANVAS_WIDTH;
     const char *middle =
         p->tokens ? "(column('from') + column('to')) / 2" : "(column('from_percent') + column('to_percent')) / 2";
     TRY(add_x_axis(p));

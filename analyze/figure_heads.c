@@ -13,6 +13,7 @@
 #include "base/progress.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Inches. */
@@ -24,7 +25,7 @@
 #define GAP 0.14
 #define LAYER_HEIGHT 0.068
 #define LEAST_FALL 0.05 /* a head whose values differ less over the lags, relative to the highest, has no best one */
-enum { MOST_PANELS = 2, LEAST_LAGS = 3, TITLE_MOST = 24 };
+enum { MOST_PANELS = 2, LEAST_LAGS = 3, TITLE_MOST = 22 };
 
 typedef struct panel {
     char *title;  /* owned */
@@ -322,15 +323,31 @@ static int best_lags(const evidence *e, const lag_curve *c, size_t metric, head_
     return code;
 }
 
+/* Of n colours along viridis the i-th. */
+static unsigned long viridis_step(size_t i, size_t n) {
+    double at = n > 1 ? (double)i * (SHADES - 1) / (double)(n - 1) : 0;
+    size_t low = at < SHADES - 1 ? (size_t)at : SHADES - 2;
+    unsigned long from = strtoul(viridis[low] + 1, NULL, 16), to = strtoul(viridis[low + 1] + 1, NULL, 16), mixed = 0;
+    for (int shift = 16; shift >= 0; shift -= 8) {
+        double a = (double)(from >> shift & 255), b = (double)(to >> shift & 255);
+        mixed |= (unsigned long)lround(a + (at - (double)low) * (b - a)) << shift;
+    }
+    return mixed;
+}
+
 /* One colour a lag, in the order of the lags. */
 static int add_lag_colours(const heads_plot *p, const lag_curve *c) {
     text *t = &p->figure->script;
-    TRY(add_palette(t, viridis));
-    TRY(text_add(t, "set palette maxcolors %zu\nset cbrange [-0.5:%g]\nplace(v) = ", c->n, (double)c->n - 0.5));
-    for (size_t i = 0; i < c->n; i++) TRY(text_add(t, "v == %.10g ? %zu : ", c->point[i]->lag, i));
+    TRY(text_add(t, "set palette defined ("));
+    for (size_t i = 0; i < c->n; i++) {
+        unsigned long colour = viridis_step(i, c->n);
+        TRY(text_add(t, "%s%zu '#%06lx', %zu '#%06lx'", i ? ", " : "", i, colour, i + 1, colour));
+    }
+    TRY(text_add(t, ")\nset cbrange [0:%zu]\nplace(v) = ", c->n));
+    for (size_t i = 0; i < c->n; i++) TRY(text_add(t, "v == %.10g ? %zu.5 : ", c->point[i]->lag, i));
     TRY(text_add(t, "NaN\nset cbtics ("));
-    for (size_t i = 0; i < c->n; i++) TRY(text_add(t, "%s'%.10g' %zu", i ? ", " : "", c->point[i]->lag, i));
-    return text_add(t, ") scale 0 font ',6' offset -0.5,0\n");
+    for (size_t i = 0; i < c->n; i++) TRY(text_add(t, "%s'%.10g' %zu.5", i ? ", " : "", c->point[i]->lag, i));
+    return text_add(t, ") scale 0 font ',6' offset -0.8,0\n");
 }
 
 static int add_lag_map(heads_plot *p, const evidence *e, const lag_curve *c, size_t metric) {
@@ -359,7 +376,7 @@ static int draw_lags_of(heads_plot *p, const figure_input *in, figure_list *list
     if (!code) code = text_add(&subject, "Best lag by head, budget %s", c->point[0]->budget_asked);
     if (!code) code = add_lag_colours(p, c);
     if (!code) code = add_words(p, subject.data);
-    if (!code) code = add_notes(p, notes, "the lag changes less than 5 % there");
+    if (!code) code = add_notes(p, notes, "the lag changes less than 5 %, or no such head");
     if (!code) code = add_panels(p);
     mem_free(name);
     text_free(&subject);
