@@ -109,7 +109,7 @@ static int parse(analyze *a, const char *figures, int argc, char **argv) {
         {"output", 'o', OPT_TEXT, false, &a->folder, "DIR", "folder for the figures, made if it is not there", 0, 0},
         {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", figures, 0, 0},
         {"format", 0, OPT_TEXT, true, &a->formats, "LIST", "png, svg, pdf, term (default: png)", 0, 0},
-        {"lifetimes", 0, OPT_TEXT, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote: retention, text, lost", 0, 0},
+        {"lifetimes", 0, OPT_TEXT, true, &a->lifetimes, "FILE.h5", "sim --lifetimes wrote it, for retention, text, lost", 0, 0},
         {"trace", 0, OPT_TEXT, true, &a->trace, "FILE.h5", "the trace, for its text and where the prompt ends", 0, 0},
         {"force", 0, OPT_FLAG, false, &a->force, NULL, "replace files that are already there", 0, 0},
         {"quiet", 'q', OPT_FLAG, false, &a->quiet, NULL, "say nothing on stderr", 0, 0},
