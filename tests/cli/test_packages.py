@@ -15,6 +15,7 @@ import pytest
 
 import documents
 from simcli import KVLAG, ROOT, happened, kvlag, lines_of, refused, rows_of, sim
+from test_shard import mpi, needs_mpi
 
 BUILD = Path(os.environ.get("BUILD", Path(KVLAG).parent)).resolve()
 SANITIZER = {"asan": ["-fsanitize=address"], "ubsan": ["-fsanitize=undefined"], "tsan": ["-fsanitize=thread"]}
@@ -304,6 +305,45 @@ def test_plugins_that_fail_at_work(tmp_path, fault, code, words):
     plugin(ROOT / "tests/packages/faulty.c", tmp_path / "faulty.so", f"-I{ROOT}", f"-DFAULT={fault}")
     budget = ["-b", "40" if fault == "NAN_SCORE" else "64"]
     refused(tmp_path, code, words, "sim", SAMPLE, "-o", "r.csv", "-p", "faulty", *budget, "--plugin", "faulty.so")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """What the sample was traced with."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    run(sys.executable, ROOT / "tests/tiny/make_gguf.py", path)
+    return path
+
+
+@pytest.mark.parametrize("mode", ["open", "closed"])
+def test_plugins_in_reruns(page, model, tmp_path, mode):
+    done = kvlag("verify", model, SAMPLE, "-o", tmp_path / "t.csv", "--mode", mode, "--plugin", page / "out/lrfu.so",
+                 "-p", "lrfu(0)", "-p", "lfu", "-b", "64")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours, theirs = rows_of(tmp_path / "t.csv")
+    assert (ours["policy"], theirs["policy"]) == ("lrfu", "lfu") and ours["true_kl"] == theirs["true_kl"] != "0"
+    assert any(c.startswith(b"# plugin: lrfu.so XXH3 ") for c in lines_of(tmp_path / "t.csv")[0])
+
+
+@pytest.mark.parametrize("where", ["head", "layer", "model", "pool", "closed"])
+def test_scores_are_checked_wherever_a_policy_is_replayed(model, tmp_path, where):
+    plugin(ROOT / "tests/packages/faulty.c", tmp_path / "faulty.so", f"-I{ROOT}", "-DFAULT=NO_SCORES_AT_ALL")
+    command = ["sim", SAMPLE, "-o", "r.csv", "-b", "64", "--unit", where]
+    if where == "pool":
+        command = ["sim", SAMPLE, "-o", "r.csv", "--pool", "96"]
+    if where == "closed":
+        command = ["verify", model, SAMPLE, "-o", "t.csv", "-b", "64", "--mode", "closed"]
+    words = ["policy faulty: the score of entry 0 in step", "scores must be finite"]
+    refused(tmp_path, 1, words, *command, "-p", "faulty", "--plugin", "faulty.so")
+
+
+@needs_mpi
+def test_plugins_under_the_launcher(page, tmp_path):
+    options = [SAMPLE, "--plugin", page / "out/lrfu.so", "-p", "lrfu(0|1)", "-b", "64,96"]
+    done = mpi(2, "sim", *options, "-o", tmp_path / "m.csv", "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    sim(tmp_path / "s.csv", *options)
+    assert (tmp_path / "m.csv").read_bytes() == (tmp_path / "s.csv").read_bytes()
 
 
 def test_files_that_are_no_plugins(page, tmp_path):
