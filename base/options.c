@@ -11,6 +11,7 @@
 #include <string.h>
 
 enum { HELP_COLUMN = 38 };
+#define WORD_ENDS "|, "
 
 /* Which rows of the last parsed table were given, for opt_given and opt_command. One command line per process. */
 static bool given[OPT_MOST];
@@ -115,15 +116,23 @@ bool opt_has_word(const char *list, const char *word) {
 }
 
 const char *opt_did_you_mean(const char *words, const char *word, size_t n, char out[OPT_HINT]) {
-    const char *names[64];
-    char typed[64], *copy = mem_string(words), *rest = copy, *one;
-    size_t count = 0;
+    enum { MOST = 64 };
+    char typed[64], key[MOST][32];
+    const char *keys[MOST], *whole[MOST];
+    size_t count = 0, colon = strcspn(word, ":");
+    snprintf(typed, sizeof typed, "%.*s", (int)(colon < n ? colon : n), word);
+    for (const char *c = words; *c && count < MOST; c += strcspn(c, WORD_ENDS)) {
+        c += strspn(c, WORD_ENDS);
+        snprintf(key[count], sizeof key[count], "%.*s", (int)strcspn(c, ":" WORD_ENDS), c);
+        whole[count] = c;
+        keys[count] = key[count];
+        count++;
+    }
+    const char *near = opt_nearest(typed, keys, count);
     *out = 0;
-    snprintf(typed, sizeof typed, "%.*s", (int)n, word);
-    while (copy && count < 64 && (one = strsep(&rest, "|,"))) names[count++] = one;
-    const char *near = opt_nearest(typed, names, count);
-    if (near) snprintf(out, OPT_HINT, " (did you mean %s?)", near);
-    mem_free(copy);
+    for (size_t i = 0; i < count && near; i++)
+        if (near == keys[i])
+            snprintf(out, OPT_HINT, " (did you mean %.*s?)", (int)strcspn(whole[i], WORD_ENDS), whole[i]);
     return out;
 }
 
@@ -181,15 +190,30 @@ int opt_set(const opt *table, const opt *row, const char *value) {
 
 /* ---- help ------------------------------------------------------------------------------------------------------- */
 
+const char *opt_value_name(const opt *o) {
+    return o->kind == OPT_WORDS ? "LIST" : o->arg;
+}
+
+int opt_explain(const opt *o, text *out) {
+    TRY(text_add(out, "%s", o->help));
+    if (o->kind != OPT_WORDS) return 0;
+    for (const char *c = o->arg; *c; c += strcspn(c, ","), c += *c == ',')
+        TRY(text_add(out, "%s%.*s", c == o->arg ? ": " : ", ", (int)strcspn(c, ","), c));
+    return 0;
+}
+
 void opt_print_table(const opt *table) {
     for (const opt *o = table; o->name; o++) {
+        text help = {0};
         char left[80], letter[4] = "   ";
+        const char *value = opt_value_name(o);
         if (o->letter) snprintf(letter, sizeof letter, "-%c,", o->letter);
-        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, o->arg ? o->arg : "");
+        snprintf(left, sizeof left, "%s --%s %s", letter, o->name, value ? value : "");
         int n = printf("  %s", left);
         if (n + 2 > HELP_COLUMN) n = printf("\n") - 1;
         printf("%*s", HELP_COLUMN - n, "");
-        prose_print(o->help, HELP_COLUMN);
+        prose_print(opt_explain(o, &help) ? o->help : help.data, HELP_COLUMN);
+        text_free(&help);
     }
 }
 

@@ -6,6 +6,8 @@
  * one. */
 #pragma once
 
+#include "base/text.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -52,6 +54,9 @@ typedef struct opt_viewer {
 opt_viewer opt_show_with(opt_viewer viewer); /* returns the one before */
 void opt_section(const char *name, const char *help);
 void opt_print_table(const opt *table);
+/* What a page shows of a row: the name of its value (NULL: a flag), and its help with the words of a list. */
+const char *opt_value_name(const opt *row);
+int opt_explain(const opt *row, text *out); /* 0 or ERR_DATA */
 
 /* Parse argv[0..argc-1] (no program or command name in it). Returns 0, ERR_USAGE, or OPT_HELPED. */
 int opt_parse(const opt *table, int argc, char **argv, opt_list *positional);
@@ -76,7 +81,7 @@ bool opt_has_word(const char *list, const char *word);
 /* The nearest of `names` (n of them) to `word` by edit distance, or NULL if none is near. */
 const char *opt_nearest(const char *word, const char *const *names, size_t n);
 
-/* For the end of a message about `word` [n], which is none of `words` ("a|b|c" or "a,b,c"): " (did you mean b?)", or ""
- * where none is near. Returns out. */
+/* For the end of a message about `word` [n], which is none of `words` ("a|b:N|c" or "a, b:N, c"; what stands behind a
+ * colon does not matter): " (did you mean b:N?)", or "" where none is near. Returns out. */
 enum { OPT_HINT = 96 };
 const char *opt_did_you_mean(const char *words, const char *word, size_t n, char out[OPT_HINT]);

@@ -69,18 +69,26 @@ static void print_overview(void) {
          "kvlag --version prints the version. Exit codes: 0 fine, 1 bad data or failed work, 2 usage.");
 }
 
-static const topic *find_topic(const char *name) {
-    const topic *t = topics;
-    while (t->name && strcmp(t->name, name) != 0) t++;
-    return t->name ? t : NULL;
+static int unknown_name(const char *name) {
+    enum { MOST = 64 };
+    const char *names[MOST];
+    size_t n = 0;
+    for (const command *c = commands; c->name && n < MOST; c++) names[n++] = c->name;
+    for (const topic *t = topics; t->name && n < MOST; t++) names[n++] = t->name;
+    const char *near = opt_nearest(name, names, n);
+    if (near) return err_set(ERR_USAGE, "no command or topic '%s' (did you mean %s?)", name, near);
+    return err_set(ERR_USAGE, "no command or topic '%s' (kvlag help lists them)", name);
 }
 
-/* A command's page, or a topic. */
 static int explain(const char *name) {
-    const topic *t = find_topic(name);
-    const command *c = t ? NULL : command_find(name);
-    if (t) printf("%s: %s\n\n%s", t->title, t->help, t->body);
-    return t ? 0 : c ? command_run(c, 1, (char *[]){"--help"}) : ERR_USAGE;
+    for (const topic *t = topics; t->name; t++)
+        if (strcmp(t->name, name) == 0) {
+            printf("%s: %s\n\n%s", t->title, t->help, t->body);
+            return 0;
+        }
+    for (const command *c = commands; c->name; c++)
+        if (strcmp(c->name, name) == 0) return command_run(c, 1, (char *[]){"--help"});
+    return unknown_name(name);
 }
 
 int cmd_help(int argc, char **argv) {

@@ -82,23 +82,33 @@ typedef struct options {
     int code;
 } options;
 
+/* Line breaks stay. */
+static int add_lines(text *t, const char *lines) {
+    for (const char *line = lines; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
+        if (line != lines) TRY(text_add(t, ".br\n"));
+        TRY(add_escaped(t, line, strcspn(line, "\n")));
+        TRY(text_add(t, "\n"));
+    }
+    return 0;
+}
+
 static int add_option(text *t, const opt *o) {
     TRY(text_add(t, ".TP\n"));
     if (o->letter) TRY(text_add(t, "\\fB\\-%c\\fR, ", o->letter));
     TRY(text_add(t, "\\fB\\-\\-"));
     TRY(add_words(t, o->name));
     TRY(text_add(t, "\\fR"));
-    if (o->arg) {
+    const char *value = opt_value_name(o);
+    if (value) {
         TRY(text_add(t, " "));
-        TRY(add_font(t, 'I', o->arg, strlen(o->arg)));
+        TRY(add_font(t, 'I', value, strlen(value)));
     }
-    TRY(text_add(t, "\n"));
-    for (const char *line = o->help; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL) {
-        if (line != o->help) TRY(text_add(t, ".br\n"));
-        TRY(add_escaped(t, line, strcspn(line, "\n")));
-        TRY(text_add(t, "\n"));
-    }
-    return 0;
+    text help = {0};
+    int code = text_add(t, "\n");
+    if (!code) code = opt_explain(o, &help);
+    if (!code) code = add_lines(t, help.data);
+    text_free(&help);
+    return code;
 }
 
 static int add_subheading(text *t, const char *name, const char *help) {

@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/options.h"
 #include "sim/policy_plugin.h"
+#include "sim/policy_tables.h"
 #include "sim/registry.h"
 #include "sim/wrapper.h"
 
@@ -39,6 +40,10 @@ static cJSON *json_wrapper(const wrapper *w) {
     cJSON_AddStringToObject(o, "source", w->source);
     cJSON_AddStringToObject(o, "family", "wrapper");
     cJSON_AddStringToObject(o, "usage", w->usage);
+    cJSON *argument = cJSON_AddObjectToObject(o, "argument");
+    cJSON_AddStringToObject(argument, "name", w->argument.name);
+    cJSON_AddStringToObject(argument, "param", w->argument.param);
+    if (w->argument.initial) cJSON_AddStringToObject(argument, "default", w->argument.initial);
     return o;
 }
 
@@ -84,8 +89,13 @@ static void print_all(void) {
     for (const wrapper *w = wrappers; w->name; w++) printf("%-24s  %s\n", w->usage, w->help);
 }
 
-static int print_policies(const opt_list *names, bool json) {
+static int print_policies(const opt_list *names, bool json, bool markdown) {
     if (names->n > 1) return err_set(ERR_USAGE, "policies: at most one NAME, got %zu", names->n);
+    if (markdown && (names->n || json)) return err_set(ERR_USAGE, "policies: --markdown takes no NAME and no --json");
+    if (markdown) {
+        policy_tables_print();
+        return 0;
+    }
     const char *name = names->n ? names->item[0] : NULL;
     const wrapper *around = name ? wrapper_find(name, strlen(name)) : NULL;
     const policy *only = name && !around ? policy_find(name) : NULL;
@@ -98,16 +108,17 @@ static int print_policies(const opt_list *names, bool json) {
 }
 
 int cmd_policies(int argc, char **argv) {
-    bool json = false;
+    bool json = false, markdown = false;
     opt_list names = {0}, plugins = {0};
     const opt table[] = {
         {.name = "json", .kind = OPT_FLAG, .target = &json, .help = "print as JSON"},
+        {.name = "markdown", .kind = OPT_FLAG, .target = &markdown, .help = "print tables, as in docs/policies.md"},
         POLICY_PLUGIN_OPTION(plugins),
         {.name = NULL},
     };
     int code = opt_parse(table, argc, argv, &names);
     if (!code) code = policy_plugins_load(&plugins);
-    if (!code) code = print_policies(&names, json);
+    if (!code) code = print_policies(&names, json, markdown);
     opt_list_free(&plugins);
     opt_list_free(&names);
     return code;

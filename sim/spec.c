@@ -1,6 +1,7 @@
 #include "sim/spec.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/options.h"
 #include "base/text.h"
 #include "sim/policies/mix.h"
 #include "sim/registry.h"
@@ -55,9 +56,19 @@ static int find_param(const policy *p, slice key) {
 
 static int unknown_key(const policy *p, slice key) {
     text keys = {0};
-    for (int i = 0; p->params[i].name; i++) TRY(text_add(&keys, "%s%s", i ? ", " : "", p->params[i].name));
-    int code = err_set(ERR_USAGE, "%s has no parameter '%.*s' (it has: %s)", p->name, (int)key.n, key.at,
-                       keys.data ? keys.data : "none");
+    const char *names[2 * POLICY_PARAMS_MAX];
+    char typed[POLICY_TEXT_MAX];
+    size_t n = 0;
+    for (int i = 0; p->params[i].name; i++) {
+        TRY(text_add(&keys, "%s%s", i ? ", " : "", p->params[i].name));
+        names[n++] = p->params[i].name;
+        if (p->params[i].alias) names[n++] = p->params[i].alias;
+    }
+    snprintf(typed, sizeof typed, "%.*s", (int)key.n, key.at);
+    const char *near = opt_nearest(typed, names, n);
+    int code =
+        err_set(ERR_USAGE, "%s has no parameter '%s'%s%s%s (it has: %s)", p->name, typed, near ? " (did you mean " : "",
+                near ? near : "", near ? "?)" : "", keys.data ? keys.data : "none");
     text_free(&keys);
     return code;
 }
@@ -133,7 +144,10 @@ static int sort_arguments(const wrapper *w, slice arguments, slice *inner, slice
         if (one.n == 0) return err_set(ERR_USAGE, "%s: empty argument (%s)", w->name, w->usage);
         if (split_key(one, &key, &value)) {
             bool known = strlen(w->argument.name) == key.n && strncmp(w->argument.name, key.at, key.n) == 0;
-            if (!known) return err_set(ERR_USAGE, "%s has no '%.*s': %s", w->name, (int)key.n, key.at, w->usage);
+            char hint[OPT_HINT];
+            if (!known)
+                return err_set(ERR_USAGE, "%s has no '%.*s'%s: %s", w->name, (int)key.n, key.at,
+                               opt_did_you_mean(w->argument.name, key.at, key.n, hint), w->usage);
             if (argument->at) return err_set(ERR_USAGE, "%s: '%s' is given twice", w->name, w->argument.name);
             *argument = value;
         } else if (n == 2) {

@@ -1,5 +1,6 @@
 /* Values of parameters: canonical form, and what they come to once budget and lag are known. */
 #include "base/err.h"
+#include "base/options.h"
 #include "base/text.h"
 #include "sim/config.h"
 #include "sim/policies/mix.h"
@@ -102,7 +103,9 @@ int spec_parse_schedule(const char *source, int *kind, double *argument) {
         return err_set(ERR_USAGE, "schedule '%s': want step, every:P, watermark:f (0 < f <= 1), block:n or prompt",
                        source);
     }
-    return err_set(ERR_USAGE, "unknown schedule '%s' (step, every:P, watermark:f, block:n, prompt)", source);
+    char hint[OPT_HINT];
+    return err_set(ERR_USAGE, "unknown schedule '%s'%s (step, every:P, watermark:f, block:n, prompt)", source,
+                   opt_did_you_mean("step|every:P|watermark:f|block:n|prompt", source, strlen(source), hint));
 }
 
 static int schedule_canonical(const char *value, char *out) {
@@ -157,6 +160,7 @@ static int policy_canonical(const policy_param *p, const char *value, char *out)
 }
 
 int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEXT_MAX]) {
+    char hint[OPT_HINT];
     if (strlen(value) >= POLICY_TEXT_MAX - 16) return err_set(ERR_USAGE, "%s: the value is too long", p->name);
     switch (p->type) {
     case PARAM_COUNT:
@@ -171,7 +175,8 @@ int spec_canonical(const policy_param *p, const char *value, char out[POLICY_TEX
         return policy_canonical(p, value, out);
     default:
         if (text_find_word(p->words, value) < 0)
-            return err_set(ERR_USAGE, "%s=%s is not one of %s", p->name, value, p->words);
+            return err_set(ERR_USAGE, "%s=%s is not one of %s%s", p->name, value, p->words,
+                           opt_did_you_mean(p->words, value, strlen(value), hint));
         snprintf(out, POLICY_TEXT_MAX, "%s", value);
         return 0;
     }

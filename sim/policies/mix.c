@@ -1,5 +1,6 @@
 #include "sim/policies/mix.h"
 #include "base/err.h"
+#include "base/options.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "sim/policies/arrival.h"
@@ -68,10 +69,10 @@ int mix_parse_memory(const char *source, mix_memory *kind, const char **argument
         *argument = colon ? colon + 1 : NULL;
         return 0;
     }
-    return err_set(ERR_USAGE,
-                   "unknown memory '%s' (sum, mean, ema:A, last, recent:W, max:A, age, first:L, prompt, "
-                   "static)",
-                   source);
+    static const char all[] = "sum, mean, ema:A, last, recent:W, max:A, age, first:L, prompt, static";
+    char hint[OPT_HINT];
+    return err_set(ERR_USAGE, "unknown memory '%s'%s (%s)", source, opt_did_you_mean(all, source, strlen(source), hint),
+                   all);
 }
 
 int mix_check_memory(mix_memory kind, double argument) {

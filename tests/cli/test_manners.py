@@ -1,5 +1,6 @@
 """What kvlag says about itself: help, topics, man pages, and every example they show, run for real."""
 
+import json
 import os
 import re
 import shutil
@@ -146,3 +147,65 @@ def test_pages_are_not_overwritten(pages):
     assert b"--force" in done.stderr and (pages / "kvlag.1").read_bytes() == before
     said("man", "-o", pages, "--force")
     assert kvlag("man", "smi").returncode == 2 and kvlag("man", "sim", "-o", pages).returncode == 2
+
+
+# ---- policies --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_the_documentation_are_what_the_command_prints():
+    text = (ROOT / "docs/policies.md").read_text()
+    part = re.search(r"<!-- begin: kvlag policies --markdown -->\n(.*?)<!-- end -->\n", text, re.S)[1]
+    assert part == said("policies", "--markdown"), "kvlag policies --markdown belongs between the marks in docs/policies.md"
+
+
+def test_tables_hold_everything():
+    """Each policy once, in tables whose rows have as many cells as their headings, with what --json says of it."""
+    tables = [t.splitlines() for t in said("policies", "--markdown").split("\n\n") if t.startswith("|")]
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table}) == 1, table[0]
+    facts = {x["name"]: x for x in json.loads(said("policies", "--json"))}
+    rows = {re.match(r"\| `([a-z0-9-]+)", row)[1]: row for table in tables for row in table[2:]}
+    assert set(facts) <= set(rows)
+    for name, fact in facts.items():
+        assert fact["help"] in rows[name] and fact["source"] in rows[name], name
+    assert "`hold=budget/2`" in rows["h2o"] and "`sinks=" not in rows["h2o"] and "`sinks=4`" in rows["streaming"]
+    assert "`head\\|layer\\|model`" in rows["unit"] and "| `head` |" in rows["unit"]
+    assert facts["ada"]["argument"] == {"name": "floor", "param": "floor", "default": ""}
+    assert kvlag("policies", "rmm", "--markdown").returncode == 2
+
+
+# ---- which one was meant ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args, meant", [
+    (["smi"], "sim"), (["help", "bugdets"], "budgets"), (["help", "simm"], "sim"), (["man", "polices"], "policies"),
+    (["sim", "t.h5", "--polciy", "h2o"], "--policy"), (["sim", "t.h5", "--unit", "haed"], "head"),
+    (["sim", "t.h5", "--pending=chraged"], "charged"), (["sim", "t.h5", "--metrics", "lost_mas"], "lost_mass"),
+    (["trace", "m", "t", "--attention", "densse"], "dense"), (["policies", "streamin"], "streaming"),
+    (["make-trace", "randm"], "random"), (["completion", "fisch"], "fish"),
+])  # fmt: skip
+def test_a_slip_is_named_with_what_was_meant(args, meant):
+    done = kvlag(*args)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert f"did you mean {meant}?" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("spec, meant", [
+    ("h20", "h2o"), ("rmm(leg=3)", "lag"), ("h2o(resent=3)", "recent"), ("rmm(signal=uniforn)", "uniform"),
+    ("h2o(unit=haed)", "head"), ("h2o(schedule=evry:2)", "every:P"), ("mix(memory=sun)", "sum"),
+    ("mix(memory=emma:0.5)", "ema:A"), ("ada(h2o,flor=0.1)", "floor"), ("adda(h2o)", "ada"), ("lag(3,h20)", "h2o"),
+    ("then(snapkw,h2o)", "snapkv"), ("oracle(mas)", "mass"),
+])  # fmt: skip
+def test_a_slip_in_a_spec_too(tmp_path, spec, meant):
+    trace = ROOT / "traces/samples/tiny-recall.h5"
+    done = kvlag("sim", trace, "-o", tmp_path / "r.csv", "-p", spec, "-b", "8", "-L", "2")
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert f"did you mean {meant}?" in done.stderr.decode()
+
+
+def test_a_slip_in_a_schedule_or_figure(tmp_path):
+    trace = ROOT / "traces/samples/tiny-recall.h5"
+    done = kvlag("sim", trace, "-o", tmp_path / "r.csv", "-p", "h2o", "-b", "8", "--schedule", "promt")
+    assert b"did you mean prompt?" in done.stderr
+    done = kvlag("analyze", "r.csv", "-o", tmp_path / "fig", "--figures", "retenton")
+    assert done.returncode == 2 and b"did you mean retention?" in done.stderr, done.stderr
