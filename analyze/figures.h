@@ -49,6 +49,9 @@ int figure_lag(const figure_input *in, figure_list *list);
 /* Loss against budget, one curve a policy, those with a lag at their best one. */
 int figure_budget(const figure_input *in, figure_list *list);
 
+/* Smoothing gain and closed share across lags, one figure for each policy that has lag 0 and more. */
+int figure_gain(const figure_input *in, figure_list *list);
+
 /* Which entries stay visible, for up to four configurations of a lifetimes file. */
 int figure_retention(const figure_input *in, figure_list *list);
 

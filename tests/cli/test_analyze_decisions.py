@@ -1,0 +1,118 @@
+"""kvlag analyze: the figures that decide between lags, policies and memories, from real results, against numpy."""
+
+import csv
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import numpy
+import pytest
+
+KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
+SAMPLES = os.path.join(os.path.dirname(__file__), "../../traces/samples")
+LAGS = [0, 1, 2, 4, 8]
+BUDGETS = ["10%", "25%", "50%"]
+formats = "svg" if shutil.which("gnuplot") else None
+
+
+def kvlag(*args, code=0):
+    p = subprocess.run([KVLAG, *map(str, args)], capture_output=True, text=True, timeout=300)
+    assert p.returncode == code, p.stderr
+    return p
+
+
+def sim(out, options, traces=("tiny-recall", "tiny-scripture")):
+    kvlag("sim", *(f"{SAMPLES}/{t}.h5" for t in traces), "-o", out, *shlex.split(options))
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return sim(tmp_path_factory.mktemp("sim") / "r.csv",
+               "-p rmm -p 'h2o(hold=lag)' -p h2o -p ema -p streaming -p 'oracle(mass)' -p 'oracle(mass,hold=lag)' "
+               "-b 10%,25%,50% -L 0:8:x2 --pending both --device hbm=3.35TB/s,weights=1MB")
+
+
+def analyze(files, out, figures, code=0):
+    files = files if isinstance(files, list) else [files]
+    more = ["--format", formats] if formats else []
+    p = subprocess.run([KVLAG, "analyze", *map(str, files), "-o", str(out), "--figures", figures, *more],
+                       capture_output=True, text=True, timeout=300)
+    assert formats is None or p.returncode == code, p.stderr
+    return p
+
+
+def means(path, column):
+    """(spec, budget, lag or None, pending, kv_bits): the mean over sequences; for pairs of columns see `cell`."""
+    cells = {}
+    with open(path) as f:
+        for r in csv.DictReader(line for line in f if not line.startswith("#")):
+            key = (r["spec"], r["budget_asked"], int(r["lag"]) if r["lag"] else None, r["pending"], r["kv_bits"])
+            cells.setdefault(key, []).append(float(r[column]) if r[column] else numpy.nan)
+    return {k: numpy.mean(v) for k, v in cells.items()}
+
+
+def blocks(path):
+    """{comment: rows}, each a dict by column; quoted words are words."""
+    found = {}
+    for block in open(path).read().split("\n\n\n"):
+        lines = block.strip().split("\n")
+        columns = lines[1].split()
+        found[lines[0][2:]] = [dict(zip(columns, shlex.split(line))) for line in lines[2:]]
+    return found
+
+
+def words(folder, name):
+    """The text of a picture, from its SVG."""
+    if formats is None:
+        pytest.skip("no gnuplot")
+    root = ElementTree.parse(folder / f"{name}.svg").getroot()
+    return ["".join(e.itertext()).strip() for e in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def close(got, want):
+    assert float(got) == pytest.approx(want, rel=1e-6, abs=1e-9)
+
+
+# ---- gain -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["dloss_est", "kl_est"])
+def test_gain(results, tmp_path, metric):
+    analyze(results, tmp_path, "gain")
+    loss = means(results, metric)
+    data = blocks(tmp_path / f"gain_rmm_{metric}.dat")
+    assert len(data) == 6
+    for budget in BUDGETS:
+        for pending in "charged", "free":
+            rows = data[f"rmm, budget {budget}, pending {pending}"]
+            assert [int(r["lag"]) for r in rows] == LAGS
+            of = lambda spec, lag: loss[spec, budget, lag, pending, "16"]  # noqa: E731
+            best = min(loss[spec, budget, None, "charged", "16"] for spec in ("h2o", "ema", "streaming"))
+            for r in rows:
+                lag = int(r["lag"])
+                gain = of("rmm", 0) - of("rmm", lag)
+                close(r["gain"], gain)
+                close(r["over_filter"], best - of("rmm", lag))
+                assert float(r["gain_lo"]) <= gain + 1e-12 and float(r["gain_hi"]) >= gain - 1e-12
+                if r["not_closed_because"]:
+                    assert r["closed"] == "nan"
+                else:
+                    close(r["closed"], gain / (of("rmm", 0) - of("oracle(mass,hold=lag)", lag)))
+    text = words(tmp_path, f"gain_rmm_{metric}")
+    assert {"gain (nats/token)", "closed share", "pending free", "shaded: 90 %, resampled", "lag (tokens)", *BUDGETS} <= set(text)
+
+
+def test_gain_without_an_oracle_says_so(tmp_path):
+    path = sim(tmp_path / "r.csv", "-p rmm -b 25% -L 0:4:x2")
+    analyze(path, tmp_path / "o", "gain")
+    assert "no closed share: no oracle(...,hold=lag) at this lag" in words(tmp_path / "o", "gain_rmm_kl_est")
+    assert "closed share" not in words(tmp_path / "o", "gain_rmm_kl_est")
+    p = analyze(sim(tmp_path / "late.csv", "-p rmm -b 25% -L 2:4:x2"), tmp_path / "late", "gain")
+    assert "gain: rmm, budget 25%, pending charged: no lag 0, curve skipped" in p.stderr
+    assert not [f for f in os.listdir(tmp_path / "late") if f.startswith("gain")]
+    p = analyze(sim(tmp_path / "none.csv", "-p h2o -b 25%"), tmp_path / "none", "gain")
+    assert "gain: no policy with two lags, figure skipped" in p.stderr
