@@ -116,7 +116,8 @@ def fake_gnuplot(folder, script):
 @needs_gnuplot
 def test_figures_and_list(tmp_path):
     results = write_csv(tmp_path / "r.csv", sweep())
-    p = analyze(results, "-o", tmp_path / "new" / "out", "--format", "png,svg,pdf")
+    p = analyze(results, "-o", tmp_path / "new" / "out", "--format", "png,svg,pdf", "--figures",
+                "lag,budget,retention")
     names = {f"{stem}_{metric}" for stem in ("lag_rmm", "budget") for metric in ("out_err", "lost_mass")}
     files = {f"{n}.{e}" for n in names for e in ("dat", "gp", "png", "svg", "pdf")}
     out = tmp_path / "new" / "out"
