@@ -200,30 +200,6 @@ static int ascending(const void *pa, const void *pb) {
     return (a > b) - (a < b);
 }
 
-/* Standard error of what point i costs more than the best one. */
-static double error_to_best(const sampled *s, size_t i, size_t best) {
-    double sum = 0, squares = 0;
-    for (size_t k = 0; k < R; k++) {
-        double d = s->replicate[i][k] - s->replicate[best][k];
-        sum += d;
-        squares += d * d;
-    }
-    return sqrt(fmax(squares / R - sum / R * (sum / R), 0));
-}
-
-/* The 95 % point, over resamples, of the largest deviation of a difference to the best, in standard errors. */
-static double critical(const sampled *s, size_t best, const double *error, double *largest) {
-    for (size_t k = 0; k < R; k++) {
-        largest[k] = 0;
-        for (size_t i = 0; i < s->n; i++) {
-            double off = s->replicate[i][k] - s->replicate[best][k] - (s->value[i] - s->value[best]);
-            if (error[i] > 0) largest[k] = fmax(largest[k], off / error[i]);
-        }
-    }
-    qsort(largest, R, sizeof *largest, ascending);
-    return largest[(size_t)(0.95 * R)];
-}
-
 static size_t lowest(const sampled *s) {
     size_t best = 0;
     for (size_t i = 1; i < s->n; i++)
@@ -231,33 +207,81 @@ static size_t lowest(const sampled *s) {
     return best;
 }
 
-static size_t recommend(const sampled *s, size_t best, const double *error, double critical_value) {
-    for (size_t i = 0; i < best; i++) {
-        double worse = s->value[i] - s->value[best];
-        if (worse <= critical_value * error[i]) return i;
+/* The share of the n sorted values below x, equal ones counting half. */
+static double share_below(const double *sorted, size_t n, double x) {
+    size_t first = 0, last = n, end = n;
+    while (first < last) {
+        size_t middle = (first + last) / 2;
+        if (sorted[middle] < x) first = middle + 1;
+        else last = middle;
     }
+    for (last = first; last < end;) {
+        size_t middle = (last + end) / 2;
+        if (sorted[middle] <= x) last = middle + 1;
+        else end = middle;
+    }
+    return ((double)first + (double)(last - first) / 2) / (double)n;
+}
+
+/* Room for comparing lags with the best one. */
+typedef struct lag_work {
+    double *difference, *sorted, *least; /* [R] */
+    double *p;                           /* [n] */
+} lag_work;
+
+static int lag_work_new(size_t n, lag_work *w, void **block) {
+    for (int pass = 0; pass < 2; pass++) {
+        mem_carver m = {.base = *block};
+        w->difference = mem_carve(&m, R, sizeof *w->difference);
+        w->sorted = mem_carve(&m, R, sizeof *w->sorted);
+        w->least = mem_carve(&m, R, sizeof *w->least);
+        w->p = mem_carve(&m, n, sizeof *w->p);
+        if (pass == 0 && !(*block = mem_new(m.used, 1, "lags"))) return ERR_DATA;
+    }
+    return 0;
+}
+
+/* p[i]: the share of resamples in which lag i costs less than the best one. least[k]: the smallest, over lags, of the
+ * shares of resamples that lie below the k-th. Both are places among resamples, so it does not matter how skewed a
+ * difference is: calibration errors are factors, and a large loss has a long tail above it. */
+static void compare_lags(const sampled *s, size_t best, lag_work *w) {
+    for (size_t k = 0; k < R; k++) w->least[k] = 1;
+    for (size_t i = 0; i < s->n; i++) {
+        if (i == best) continue;
+        for (size_t k = 0; k < R; k++) w->difference[k] = s->replicate[i][k] - s->replicate[best][k];
+        memcpy(w->sorted, w->difference, R * sizeof *w->sorted);
+        qsort(w->sorted, R, sizeof *w->sorted, ascending);
+        w->p[i] = share_below(w->sorted, R, 0);
+        for (size_t k = 0; k < R; k++) w->least[k] = fmin(w->least[k], share_below(w->sorted, R, w->difference[k]));
+    }
+    qsort(w->least, R, sizeof *w->least, ascending);
+}
+
+static size_t recommend(const sampled *s, size_t best, lag_work *w) {
+    compare_lags(s, best, w);
+    double level = w->least[(size_t)(DECIDE_LAG_LEVEL * R)];
+    for (size_t i = 0; i < best; i++)
+        if (w->p[i] >= level) return i;
     return best;
 }
 
 int decide_lag(bootstrap *b, const lag_curve *c, size_t metric, lag_choice *out) {
     sampled s;
-    double p, *error = mem_new(c->n, sizeof *error, "lags"), *largest = mem_new(R, sizeof *largest, "lags");
+    lag_work w;
+    void *block = NULL;
+    double p;
     int code = sample_curve(b, c, metric, &s);
     *out = (lag_choice){.excess = {NAN, NAN, NAN}};
-    if (!code && (!error || !largest)) code = ERR_DATA;
+    if (!code) code = lag_work_new(c->n, &w, &block);
     if (!code) {
         size_t best = lowest(&s);
         out->best = c->point[best];
-        if (s.whole) {
-            for (size_t i = 0; i < s.n; i++) error[i] = error_to_best(&s, i, best);
-            out->recommended = c->point[recommend(&s, best, error, critical(&s, best, error, largest))];
-        }
+        if (s.whole) out->recommended = c->point[recommend(&s, best, &w)];
     }
     if (!code && out->recommended)
         code = bootstrap_difference(b, out->recommended, out->best, metric, &out->excess, &p);
     sampled_free(&s);
-    mem_free(error);
-    mem_free(largest);
+    mem_free(block);
     return code;
 }
 

@@ -40,8 +40,10 @@ typedef struct knee {
 int decide_knee(bootstrap *b, const lag_curve *c, size_t metric, knee *out);
 
 /* The lag to recommend: the smallest whose loss is statistically no worse than that of the best lag. Multiple
- * comparisons with the best (Hsu 1984) on resamples: lag L is worse if its paired difference to the best, in standard
- * errors, is above the 95 % point of the largest such deviation over all lags. */
+ * comparisons with the best (Hsu 1984), on resamples and for all lags at once as in Westfall and Young's min-p
+ * ("Resampling-based multiple testing", 1993): lag L is worse if the share of resamples in which it costs less than the
+ * best is below DECIDE_LAG_LEVEL of the smallest such shares, over lags, that resamples have among themselves. */
+#define DECIDE_LAG_LEVEL 0.05
 typedef struct lag_choice {
     const result *best;        /* the lowest value */
     const result *recommended; /* NULL where there are no replicates */
