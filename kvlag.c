@@ -3,11 +3,13 @@
 #include "base/err.h"
 #include "base/options.h"
 #include "base/outfile.h"
+#include "base/terminal.h"
 #include "cli/commands.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -43,6 +45,11 @@ static int finish_output(void) {
     return err_set(ERR_DATA, "standard output: %s", errno ? strerror(errno) : "write failed");
 }
 
+static void print_error(void) {
+    bool colours = terminal_colours(stderr);
+    fprintf(stderr, "%skvlag:%s %s\n", colours ? "\033[1;31m" : "", colours ? "\033[m" : "", err_message());
+}
+
 int main(int argc, char **argv) {
     occupy_standard_streams();
     clean_up_on(SIGINT);
@@ -53,6 +60,6 @@ int main(int argc, char **argv) {
     int code = run(argc, argv);
     if (code == OPT_HELPED) code = 0;
     if (!code) code = finish_output();
-    if (code) fprintf(stderr, "kvlag: %s\n", err_message());
+    if (code) print_error();
     return code;
 }

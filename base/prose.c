@@ -1,4 +1,5 @@
 #include "base/prose.h"
+#include "base/terminal.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,6 +16,12 @@ void prose_print(const char *words, int indent) {
         if (*c) c++;
     }
     printf("\n");
+}
+
+void prose_heading(const char *words, const char *about) {
+    bool colours = terminal_colours(stdout);
+    printf("%s%s:%s%s%s\n", colours ? "\033[1m" : "", words, colours ? "\033[m" : "", about ? " " : "",
+           about ? about : "");
 }
 
 int prose_command_line(const char *command, int most) {

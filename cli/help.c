@@ -8,6 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 
+static void heading(const char *words) {
+    printf("\n");
+    prose_heading(words, NULL);
+}
+
 /* ---- a command's page ------------------------------------------------------------------------------------------- */
 
 typedef struct page {
@@ -25,14 +30,15 @@ static void begin(page *p) {
 
 static void show_section(void *context, const char *name, const char *help) {
     begin(context);
-    printf("\n%s: %s\n", name, help);
+    printf("\n");
+    prose_heading(name, help);
     ((page *)context)->in_options = true;
 }
 
 static void show_table(void *context, const opt *table) {
     page *p = context;
     begin(p);
-    if (table->name && !p->in_options) printf("\nOptions:\n");
+    if (table->name && !p->in_options) heading("Options");
     opt_print_table(table);
     p->in_options = false;
 }
@@ -43,7 +49,7 @@ int command_run(const command *c, int argc, char **argv) {
     int code = c->run(argc, argv);
     opt_show_with(before);
     if (!p.begun) return code;
-    if (c->example[0].command) printf("\nExamples:\n");
+    if (c->example[0].command) heading("Examples");
     for (size_t i = 0; c->example[i].command; i++) {
         printf("%s  # %s\n", i ? "\n" : "", c->example[i].what);
         prose_print_command(c->example[i].command, 2);
@@ -55,11 +61,12 @@ int command_run(const command *c, int argc, char **argv) {
 
 static void print_overview(void) {
     puts("kvlag " KVLAG_VERSION ": what would this KV cache have cost with another eviction policy, budget or lag?\n");
-    puts("  kvlag COMMAND [OPTION...]\n\nCommands:\n");
+    puts("  kvlag COMMAND [OPTION...]");
+    heading("Commands");
     for (const command *c = commands; c->name; c++) printf("  %-12s %s\n", c->name, c->help);
-    puts("\nTopics:\n");
+    heading("Topics");
     for (const topic *t = topics; t->name; t++) printf("  %-12s %s\n", t->name, t->help);
-    puts("\nA first round:\n");
+    heading("A first round");
     for (const command *c = commands; c->name; c++) {
         if (!c->first_round) continue;
         printf("  # %s\n", c->example[0].what);
@@ -83,7 +90,8 @@ static int unknown_name(const char *name) {
 static int explain(const char *name) {
     for (const topic *t = topics; t->name; t++)
         if (strcmp(t->name, name) == 0) {
-            printf("%s: %s\n\n%s", t->title, t->help, t->body);
+            prose_heading(t->title, t->help);
+            printf("\n%s", t->body);
             return 0;
         }
     for (const command *c = commands; c->name; c++)

@@ -481,12 +481,29 @@ static int sweep_some(job *j, const plan_run *run, size_t n, sweep_cost *total) 
     return j->journal ? journal_sync(j->journal) : 0;
 }
 
+/* Rows of attention that a sequence has. */
+static double rows_of(const job *j, const plan_run *run) {
+    const trace *t = j->q.trace[run->trace];
+    return (double)trace_get_model(t)->n_layer * trace_get_sequence(t, run->seq)->n_tokens;
+}
+
+static double rows_left(const job *j) {
+    double rows = 0;
+    for (size_t i = 0; i < j->p.n_runs; i++) {
+        const plan_run *run = &j->p.run[i];
+        size_t done = j->n_done > run->first ? j->n_done - run->first : 0;
+        if (done < run->n) rows += rows_of(j, run) * (double)(run->n - done) / (double)run->n;
+    }
+    return rows;
+}
+
 static int sweep_run(job *j, const plan_run *run, size_t *at_once) {
     sweep_cost total = {0};
     for (size_t end = run->first + run->n; j->n_done < end;) {
         double start = progress_seconds();
         size_t n = end - j->n_done;
         if (j->journal && n > *at_once) n = *at_once;
+        progress_next(rows_of(j, run) * (double)n / (double)run->n);
         TRY(sweep_some(j, run, n, &total));
         if (n == *at_once && progress_seconds() - start < JOURNAL_SECONDS) *at_once *= 2;
     }
@@ -513,8 +530,11 @@ static int sweep_all(job *j) {
     if (!j->result) return ERR_DATA;
     if (j->journal) TRY(restore(j));
     if (j->q.requests) TRY(replay_pool(j));
-    for (size_t i = 0; i < j->p.n_runs; i++) TRY(sweep_run(j, &j->p.run[i], &at_once));
-    return 0;
+    int code = 0;
+    progress_begin("sim", "rows", rows_left(j));
+    for (size_t i = 0; i < j->p.n_runs && !code; i++) code = sweep_run(j, &j->p.run[i], &at_once);
+    progress_end();
+    return code;
 }
 
 /* ---- the command ------------------------------------------------------------------------------------------------ */

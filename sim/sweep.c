@@ -295,11 +295,11 @@ static void finish_run(pass *w, run *r) {
     if (w->steps.strata) finish_sampling(w, r);
 }
 
-static int work_layers(pass *w, double progress) {
+static int work_layers(pass *w) {
     list_tasks(w);
     for (w->layer = 0; w->layer < w->m->n_layer; w->layer++) {
         int code = trace_layer_open(w->t, w->seq, w->layer, w->o->form, w->p, &w->attention);
-        if (!code) code = layer_work(w, progress + (double)w->layer * w->n_tokens);
+        if (!code) code = layer_work(w, (double)w->layer * w->n_tokens);
         estimate_streams_free(&w->streams);
         widths_close(&w->width);
         trace_layer_close(w->attention);
@@ -337,7 +337,7 @@ static int replay_together(pass *w) {
 
 /* Runs from .. from+n-1 of the whole list. */
 static int run_pass(pass *w, const sim_config *configs, const sweep_given *given, sweep_result *results, size_t from,
-                    size_t n, double progress) {
+                    size_t n) {
     w->n_runs = n;
     w->runs = mem_new(n, sizeof *w->runs, "configurations");
     w->tasks = mem_new(n * (size_t)w->m->n_kv_head, sizeof *w->tasks, "configurations");
@@ -352,7 +352,7 @@ static int run_pass(pass *w, const sim_config *configs, const sweep_given *given
         if (!code && given) code = given->read(given->context, from + i, w->runs[i].given);
     }
     if (!code && !given) code = replay_together(w);
-    if (!code) code = work_layers(w, progress);
+    if (!code) code = work_layers(w);
     if (!code) code = hand_over(w, from);
     for (size_t i = 0; i < n && w->runs; i++) end_run(&w->runs[i]);
     mem_free(w->runs);
@@ -377,15 +377,18 @@ static size_t fit(const pass *w, const sim_config *configs, size_t n, size_t fro
 
 static int plan_and_run(pass *w, const sim_config *configs, size_t n, const sweep_given *given, sweep_result *results,
                         sweep_cost *cost) {
-    double rows = (double)w->m->n_layer * w->n_tokens, done = 0;
+    double rows = (double)w->m->n_layer * w->n_tokens;
     for (size_t from = 0; from < n; cost->passes++) {
         size_t k = fit(w, configs, n, from, given, cost->fixed, cost);
         if (k == 0)
             return err_set(ERR_USAGE, "--memory: %zu MiB are not enough for one configuration (%zu MiB needed)",
                            w->o->memory >> 20, (cost->fixed + cost->per_config + (1 << 20) - 1) >> 20);
-        TRY(run_pass(w, configs, given, results, from, k, done));
+        progress_next(rows * (double)k / (double)n);
+        progress_begin("sim", "rows", rows);
+        int code = run_pass(w, configs, given, results, from, k);
+        progress_end();
+        TRY(code);
         from += k;
-        done += rows * (double)k / (double)n;
     }
     return 0;
 }

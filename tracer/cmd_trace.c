@@ -235,8 +235,13 @@ static int begin_file(job *j) {
 }
 
 static int write_sequences(job *j) {
-    double work = 0;
-    for (size_t i = 0; i < j->n_seq; i++) work += capture_work(j->model, &j->capture.plan, tokens_of(&j->seq[i]));
+    double work = 0, tokens = 0;
+    for (size_t i = 0; i < j->n_seq; i++) {
+        work += capture_work(j->model, &j->capture.plan, tokens_of(&j->seq[i]));
+        tokens += tokens_of(&j->seq[i]);
+    }
+    progress_begin("trace", "tokens", tokens);
+    progress_next(tokens);
     progress_begin("trace", NULL, work);
     int code = capture_wo(&j->capture);
     for (size_t i = 0; i < j->n_seq && !code; i++) {
@@ -254,6 +259,7 @@ static int write_sequences(job *j) {
         code = capture_sequence(&j->capture, &facts);
         if (code) err_prefix(code, "%s", named ? s->path : "standard input");
     }
+    progress_end();
     progress_end();
     return code;
 }

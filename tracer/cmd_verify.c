@@ -474,10 +474,16 @@ static int work(job *j) {
     TRY(open_inputs(j));
     TRY(pool_new((int)j->set->threads, &j->pool));
     TRY(plugin_load(&j->set->compute, &j->backend, j->model, j->pool, &j->state));
-    for (j->seq = 0; j->seq < trace_n_sequences(j->trace); j->seq++) {
-        int code = work_sequence(j);
-        if (code) return trace_n_sequences(j->trace) > 1 ? err_prefix(code, "sequence %zu", j->seq) : code;
+    int code = 0;
+    size_t n = trace_n_sequences(j->trace);
+    progress_begin("verify", NULL, (double)n);
+    for (j->seq = 0; j->seq < n && !code; j->seq++) {
+        progress_next(1);
+        code = work_sequence(j);
+        if (code && n > 1) err_prefix(code, "sequence %zu", j->seq);
     }
+    progress_end();
+    TRY(code);
     return j->n_rows ? 0 : err_set(ERR_USAGE, "no configuration is left to rerun");
 }
 

@@ -1,10 +1,14 @@
 """What kvlag says about itself: help, topics, man pages, and every example they show, run for real."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import shutil
+import struct
 import subprocess
+import termios
 
 import pytest
 
@@ -21,7 +25,7 @@ def said(*args):
 
 def listed(heading):
     """The names that stand under a heading of the overview."""
-    under = re.search(rf"^{heading}:\n\n((?:  .*\n)+)", said("help"), re.M)
+    under = re.search(rf"^{heading}:\n((?:  .*\n)+)", said("help"), re.M)
     return re.findall(r"^  (\S+) ", under[1], re.M)
 
 
@@ -209,3 +213,100 @@ def test_a_slip_in_a_schedule_or_figure(tmp_path):
     assert b"did you mean prompt?" in done.stderr
     done = kvlag("analyze", "r.csv", "-o", tmp_path / "fig", "--figures", "retenton")
     assert done.returncode == 2 and b"did you mean retention?" in done.stderr, done.stderr
+
+
+# ---- terminals -------------------------------------------------------------------------------------------------------
+
+
+def at_terminal(*args, columns=80, stdout_too=False, **variables):
+    """Run it with stderr (and stdout) on a pseudo-terminal; what arrived there, and the exit code."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | variables
+    child = subprocess.Popen([KVLAG, *map(str, args)], stdin=subprocess.DEVNULL, stderr=follower, env=env,
+                             stdout=follower if stdout_too else subprocess.DEVNULL)  # fmt: skip
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(leader, 65536)
+        except OSError:  # the other end is closed
+            piece = b""
+        if not piece:
+            break
+        seen += piece
+    os.close(leader)
+    return seen.decode(), child.wait(timeout=60)
+
+
+def test_colours_are_for_terminals_whose_user_wants_them():
+    red = "\x1b[1;31mkvlag:\x1b[m unknown command"
+    assert at_terminal("smi")[0].startswith(red)
+    assert at_terminal("smi", NO_COLOR="")[0].startswith(red)
+    for variables in {"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": ""}:
+        seen, code = at_terminal("smi", **variables)
+        assert seen.startswith("kvlag: unknown command") and "\x1b" not in seen and code == 2, variables
+    assert "\x1b[1mExamples:\x1b[m" in at_terminal("help", "sim", stdout_too=True)[0]
+    assert "\x1b" not in at_terminal("help", "sim", stdout_too=True, NO_COLOR="yes")[0]
+    assert "\x1b" not in at_terminal("help", "sim")[0]  # only stderr is a terminal, stdout is not
+    for args in ["help"], ["help", "sim"], ["smi"], ["policies"], ["man"]:
+        done = subprocess.run([KVLAG, *args], capture_output=True, env={**os.environ, "TERM": "xterm"})
+        assert b"\x1b" not in done.stdout + done.stderr
+
+
+def drawn(seen):
+    """What stood on the progress line, one after the other."""
+    return [x for x in re.findall(r"\r\x1b\[K([^\r\n\x1b]*)", seen) if re.match(r"\S+ +\d+ %", x)]
+
+
+# Work for a few tenths of a second and more, in several passes for sim.
+@pytest.mark.parametrize("what, unit, args", [
+    ("sim", "rows", ["sim", "long.h5", "-p", "h2o", "-p", "rmm", "-p", "snapkv", "-p", "roco", "-b", "64,128,256,512,1024",
+                     "--memory", "20M", "--threads", "1"]),
+    ("trace", "tokens", ["trace", "tiny.gguf", ROOT / "demo/genesis.txt", ROOT / "demo/genesis.txt", "--tokens", "2000",
+                         "--attention", "dense", "--threads", "1"]),
+])  # fmt: skip
+def test_progress(tmp_path, sim_traces, what, unit, args):
+    made = kvlag("make-trace", "random", "-o", tmp_path / "long.h5", "--tokens", 8192, "--heads", 4)
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "tiny.gguf").symlink_to(sim_traces / "tiny.gguf")
+    args = [tmp_path / x if (tmp_path / str(x)).exists() else x for x in args]
+    out = tmp_path / ("r.csv" if what == "sim" else "r.h5")
+    seen, code = at_terminal(*args, "-o", out)
+    assert code == 0, seen
+    lines = drawn(seen)
+    assert len(lines) >= 2, seen
+    last = -1
+    for line in lines:
+        m = re.fullmatch(rf"{what} +(\d+) %  [\d.e+]+ {unit}/s  (?:\d+:)?\d+:\d\d left", line)
+        assert m and len(line) < 80, line
+        assert last <= int(m[1]) <= 100, lines
+        last = int(m[1])
+    after = seen[seen.rindex(lines[-1]) + len(lines[-1]):]
+    assert what != "sim" or "2 passes" in after
+    assert after.startswith("\r\x1b[K") and not re.search(r"\d %", after)  # cleared before the closing line
+    narrow, _ = at_terminal(*args, "-o", out, "--force", columns=20)
+    assert drawn(narrow) and all(len(line) < 20 for line in drawn(narrow))
+    assert drawn(at_terminal(*args, "-o", out, "--force", "-q")[0]) == []
+    assert b"\r" not in kvlag(*args, "-o", out, "--force").stderr
+
+
+# ---- pipes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [
+    ["policies"], ["policies", "--json"], ["policies", "--markdown"], ["help"], ["help", "sim"], ["man"], ["completion", "bash"],
+    ["info", "t.h5"], ["info", "t.h5", "--json"], ["analyze", "r.csv", "-o", "fig", "--format", "png", "-q"],
+])  # fmt: skip
+def test_a_reader_that_has_seen_enough(tmp_path, args):
+    """Whoever reads stops after a line, or before the first: no message, no temporary file."""
+    (tmp_path / "t.h5").symlink_to(ROOT / "traces/samples/tiny-recall.h5")
+    if "r.csv" in args:
+        assert kvlag("sim", "t.h5", "-o", "r.csv", "-p", "h2o", "-p", "rmm", "-b", "8,16", "-L", "2,4", cwd=tmp_path).returncode == 0
+    for reader in "head -1", "true":
+        done = subprocess.run(["bash", "-c", f'"$0" "$@" | {reader} >/dev/null; exit ${{PIPESTATUS[0]}}', KVLAG, *args],
+                              cwd=tmp_path, capture_output=True)  # fmt: skip
+        assert done.returncode in (0, 141) and done.stderr == b"", done
+        left = {p.name for p in tmp_path.rglob("*") if p.is_file()}
+        assert not [name for name in left if "tmp" in name or name.startswith(".")], left
+        shutil.rmtree(tmp_path / "fig", ignore_errors=True)
