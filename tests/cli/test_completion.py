@@ -58,6 +58,19 @@ def test_specs(spec, ends):
     assert sorted(offered(f"kvlag sim --policy=\"{spec}")) == sorted("--policy=" + x for x in ends)
 
 
+@pytest.mark.skipif(not shutil.which("gcc"), reason="gcc is not installed")
+def test_policies_of_a_plugin_that_the_line_names(tmp_path):
+    so = tmp_path / "faulty.so"
+    subprocess.run(["gcc", "-std=c17", "-D_GNU_SOURCE", "-DFAULT=0", "-shared", "-fPIC", f"-I{ROOT}",
+                    ROOT / "tests/packages/faulty.c", "-o", so], check=True)  # fmt: skip
+    assert offered("kvlag sim -p fau") == []
+    for option in f"--plugin {so}", f"--plugin={so}", f"--plugin '{so}'":
+        assert offered(f"kvlag sim {option} -p fau") == ["faulty"]
+        assert offered(f"kvlag sim {option} -p 'ada(faulty(x") == ["ada(faulty(x="]
+        assert offered(f"kvlag policies {option} fau") == ["faulty"]
+    assert offered(f"kvlag sim --plugin {so}.none -p fau") == []
+
+
 def test_every_command_and_option_is_offered():
     for command in offered("kvlag "):
         if command.startswith("-"):
@@ -150,6 +163,7 @@ TYPED = {
     "kvlag sim --lifetimes=some": "kvlag sim --lifetimes=some-trace.h5 ",
     "kvlag sim some-trace.h5 -o some": "kvlag sim some-trace.h5 -o some-trace.h5 ",
     "kvlag sim --seed so": "kvlag sim --seed so",
+    "~/bin/kvlag polic": "~/bin/kvlag policies ",
 }
 
 
