@@ -90,7 +90,7 @@ int canvas_quote(text *t, const char *word, size_t most) {
 }
 
 double canvas_label_width(size_t n) {
-    return 0.57 * CANVAS_LABEL_FONT / 72 * (double)n;
+    return 0.62 * CANVAS_LABEL_FONT / 72 * (double)n;
 }
 
 int canvas_quote_title(text *t, const char *subject, const results *r) {

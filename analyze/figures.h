@@ -52,6 +52,10 @@ int figure_budget(const figure_input *in, figure_list *list);
 /* Smoothing gain and closed share across lags, one figure for each policy that has lag 0 and more. */
 int figure_gain(const figure_input *in, figure_list *list);
 
+/* Policies that judge by the rows after an entry's arrival against those that go on adding up, entries held for the lag
+ * in both: loss against the lag, one figure for each of up to three budgets. */
+int figure_measuring(const figure_input *in, figure_list *list);
+
 /* Which entries stay visible, for up to four configurations of a lifetimes file. */
 int figure_retention(const figure_input *in, figure_list *list);
 

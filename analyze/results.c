@@ -45,6 +45,7 @@ static const struct {
     {"budget_asked", offsetof(result, budget_asked), true, true, false, NULL},
     {"pending", offsetof(result, pending), true, true, false, NULL},
     {"policy", offsetof(result, policy), true, false, false, NULL},
+    {"hold", offsetof(result, hold), false, false, false, NULL},
     {"sinks", offsetof(result, sinks), false, false, false, NULL},
     {"trace", offsetof(result, trace), true, false, false, NULL},
     {"seq", offsetof(result, seq), true, false, false, NULL},

@@ -27,10 +27,10 @@ typedef enum result_cost { COST_KV_BYTES, COST_DECODE_US, COST_RESIDENT, COST_PE
 extern const char *const results_costs[RESULTS_COSTS]; /* columns */
 
 /* A row of a file, or a configuration: the mean of its rows over all sequences. Texts are the CSV's, never NULL; those
- * of the columns that a file may lack are "" then (n_prompt, seed, sinks) or "16" (kv_bits, pending_bits). */
+ * of the columns that a file may lack are "" then (n_prompt, seed, hold, sinks) or "16" (kv_bits, pending_bits). */
 typedef struct result {
     const char *trace, *seq; /* "" in a configuration */
-    const char *policy, *spec, *budget_asked, *unit, *schedule, *pending, *n_prompt, *seed, *sinks;
+    const char *policy, *spec, *budget_asked, *unit, *schedule, *pending, *n_prompt, *seed, *hold, *sinks;
     const char *kv_bits, *pending_bits;
     double budget;                                   /* entries */
     double lag;                                      /* -1: the policy has none */

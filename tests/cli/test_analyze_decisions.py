@@ -116,3 +116,52 @@ def test_gain_without_an_oracle_says_so(tmp_path):
     assert not [f for f in os.listdir(tmp_path / "late") if f.startswith("gain")]
     p = analyze(sim(tmp_path / "none.csv", "-p h2o -b 25%"), tmp_path / "none", "gain")
     assert "gain: no policy with two lags, figure skipped" in p.stderr
+
+
+# ---- measuring --------------------------------------------------------------------------------------------------------
+
+
+def test_measuring_against_accumulating(results, tmp_path):
+    analyze(results, tmp_path, "measuring")
+    loss = means(results, "kl_est")
+    for budget in BUDGETS:
+        name = f"measuring_{budget[:-1]}_kl_est"
+        data = blocks(tmp_path / f"{name}.dat")
+        assert set(data) == {"rmm, measuring", "h2o(hold=lag), accumulating", "h2o, no lag", "ema, no lag", "streaming, no lag"}
+        for title, rows in data.items():
+            spec, kind = title.split(", ")
+            if kind == "no lag":
+                assert [int(r["lag"]) for r in rows] == [0, 8]
+            else:
+                assert [int(r["lag"]) for r in rows] == LAGS
+            for r in rows:
+                lag = int(r["lag"])
+                value = loss[spec, budget, None if kind == "no lag" else lag, "charged", "16"]
+                close(r["kl_est"], value)
+                close(r["behind"], value - loss["rmm", budget, lag, "charged", "16"])
+                inside = float(r["behind_lo"]) <= 0 <= float(r["behind_hi"])
+                assert r["open"] == str(int(inside and kind != "measuring"))
+        text = words(tmp_path, name)
+        assert f"KL, budget {budget}, mean of 2 sequences" in text and {"measuring", "accumulating", "no lag"} <= set(text)
+        assert text.count("h2o") == 2 and "rmm" in text
+
+
+def test_measuring_says_what_to_add(tmp_path):
+    p = analyze(sim(tmp_path / "rmm.csv", "-p rmm -p 'h2o(hold=4)' -b 25% -L 0:4:x2"), tmp_path / "a", "measuring")
+    assert ("measuring: no accumulating policy held for the lag beside a measuring one (add -p 'h2o(hold=lag)' -p "
+            "'ema(hold=lag)'), figure skipped") in p.stderr
+    p = analyze(sim(tmp_path / "h2o.csv", "-p 'h2o(hold=lag)' -b 25% -L 0:4:x2"), tmp_path / "b", "measuring")
+    assert "measuring: no measuring policy beside accumulating ones (add -p rmm), figure skipped" in p.stderr
+    p = analyze(sim(tmp_path / "no.csv", "-p h2o -b 25%"), tmp_path / "c", "measuring")
+    assert "measuring: no policy held for a lag (add -p rmm -p 'h2o(hold=lag)'" in p.stderr
+
+
+def test_long_names_keep_their_ends(tmp_path):
+    """A memory that measures, another that does not, under equal evidence: names differ at their ends."""
+    path = sim(tmp_path / "r.csv", "-p 'mix(evidence=attn*correct,memory=first:4,hold=lag)' "
+               "-p 'mix(evidence=attn*correct,memory=sum,hold=lag)' -b 25% -L 0:4:x2")
+    analyze(path, tmp_path / "o", "measuring")
+    titles = list(blocks(tmp_path / "o" / "measuring_25_kl_est.dat"))
+    assert [t.rsplit(", ", 1)[1] for t in titles] == ["measuring", "accumulating"]
+    text = words(tmp_path / "o", "measuring_25_kl_est")
+    assert "mix(evid…ct,memory=sum)" in text and "mix(evid…emory=first:4)" in text
