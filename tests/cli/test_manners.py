@@ -12,7 +12,7 @@ import termios
 
 import pytest
 
-from simcli import KVLAG, ROOT, kvlag
+from simcli import KVLAG, ROOT, kvlag, sim
 
 MODEL = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -91,6 +91,40 @@ def test_examples_are_true(tmp_path):
         done = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, env=env, capture_output=True,
                               text=True)  # fmt: skip
         assert done.returncode == 0, (command, done.stderr)
+
+
+def kept_lines(topic):
+    """The first column of what a topic sets off: specs, options."""
+    return [re.split(r" {2,}", line.strip())[0] for line in said("help", topic).splitlines()[2:] if line.startswith("  ") and line[2] != " "]
+
+
+def test_what_topics_show_is_true(tmp_path, sim_traces):
+    """Specs and options that topics show are accepted, and count as many configurations as they say."""
+    trace, out = sim_traces / "two.h5", tmp_path / "r.csv"
+    specs = kept_lines("spec")
+    assert len(specs) > 10
+    for spec in specs:
+        rows = sim(out, trace, "-p", spec, "-b", 30, "-L", 2, "--prompt", 40)
+        n = {"rmm(lag=0|8|64)": 2, "h2o(hold=8|16,sinks=0|4)": 4, "lag(0|8,h2o)": 2}.get(spec, 1)
+        assert len(rows) == 2 * n, spec  # two sequences; a hold above the budget and a lag beyond it are skipped
+    options = [x.replace("P", "4").replace("F", "0.5").replace("N", "4") for x in kept_lines("budgets")]
+    assert len(options) > 10
+    for option in options:
+        fixed = [] if option.startswith("-b") else ["-b", "30"]
+        lag = [] if option.startswith("-L") else ["-L", "2"]
+        rows = sim(out, trace, "-p", "rmm", *fixed, *lag, *option.split(), "--prompt", 40)
+        lags, budgets = {int(row["lag"]) for row in rows}, {row["budget_asked"] for row in rows}
+        wanted = {"-L 8,16": {8, 16}, "-L 0:64:8": {0, 8, 16, 24}, "-L 0:256:x2": {0, 1, 2, 4, 8, 16}, "-L budget/2": {15}}
+        assert lags == wanted.get(option, {2}), option
+        assert budgets == ({"64", "128"} if "64" in option and "-b" in option else {"10%", "25%"} if "%" in option else {"30"})
+
+
+def test_the_grid_that_a_topic_shows_is_one(tmp_path, sim_traces):
+    (tmp_path / "results").mkdir()
+    lines = [line for line in said("help", "grid").splitlines() if line.startswith("  ")]
+    (tmp_path / "g.grid").write_text("\n".join(lines))
+    assert kvlag("sim", sim_traces / "real.h5", "--grid", tmp_path / "g.grid").returncode == 0
+    assert (tmp_path / "results/first.csv").exists()
 
 
 # ---- man pages -------------------------------------------------------------------------------------------------------
