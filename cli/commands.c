@@ -181,9 +181,8 @@ const command commands[] = {
         .usage = "bash | zsh | fish",
         .help = "completion for a shell: commands, options, policies, parameters",
         .about = "Prints a script for the shell. It asks kvlag itself what could come next, with completion --line, so "
-                 "that it "
-                 "knows every policy and parameter that this kvlag has. Put specs in quotes: 'rmm(l<TAB> goes on with "
-                 "'rmm(lag=.",
+                 "that it knows every policy and parameter that this kvlag has, and those of a --plugin on the line, "
+                 "which is loaded for it. Put specs in quotes: 'rmm(l<TAB> goes on with 'rmm(lag=.",
         .run = cmd_completion,
         .operand = OPERAND_SHELL,
         .example =

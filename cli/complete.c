@@ -166,7 +166,7 @@ static void offer_operand(const request *r, size_t operands) {
         offer_files(r->to);
         break;
     case OPERAND_POLICY:
-        if (operands == 0) complete_policy(r->to, 0);
+        if (operands == 0) complete_policy(r->to);
         break;
     case OPERAND_TOPIC:
         for (const topic *t = topics; t->name && operands == 0; t++) candidates_offer(r->to, 0, t->name, t->help);
@@ -211,6 +211,7 @@ static const command *find_command(const char *name) {
 /* item[0] is the program's name. */
 static void complete_words(const char *const *item, size_t n, candidates *to) {
     to->word = item[n - 1];
+    if (strpbrk(to->word, "\t\n")) return;
     to->code = text_add(&to->out, ":word\t%s\n", to->word);
     if (n == 2) {
         offer_commands(to);

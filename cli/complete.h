@@ -17,8 +17,8 @@ void candidates_offer_words(candidates *c, size_t n, const char *words);
 
 /* A spec begins at the word's n-th byte. */
 void complete_spec(candidates *c, size_t n);
-/* Names only. */
-void complete_policy(candidates *c, size_t n);
+/* The word is the name of a policy or wrapper. */
+void complete_policy(candidates *c);
 
 /* Complete `line`, a command line up to the cursor with the program's name in it, quoted as for a shell. *out gets
  * lines: first ":word", a tab and the word under the cursor without its quotes, then candidates, each a whole word, a

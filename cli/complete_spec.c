@@ -55,14 +55,20 @@ static bool is_given(const char *word, const place *at, const char *name) {
     return false;
 }
 
-static void offer_policies(candidates *c, size_t n) {
+static void offer_opening(candidates *c, size_t n, const char *name, const char *help) {
     char open[POLICY_TEXT_MAX];
-    complete_policy(c, n);
-    for (size_t i = 0; i < policy_count(); i++) { /* a name that is complete can go on */
-        snprintf(open, sizeof open, "%s(", policy_at(i)->name);
-        if (policy_at(i)->params[0].name && strcmp(c->word + n, policy_at(i)->name) == 0)
-            candidates_offer(c, n, open, "with parameters");
+    snprintf(open, sizeof open, "%s(", name);
+    candidates_offer(c, n, open, help);
+}
+
+/* Wrappers go on with a parenthesis; so can a policy whose name is complete. */
+static void offer_policies(candidates *c, size_t n) {
+    for (size_t i = 0; i < policy_count(); i++) {
+        const policy *p = policy_at(i);
+        candidates_offer(c, n, p->name, p->help);
+        if (p->params[0].name && strcmp(c->word + n, p->name) == 0) offer_opening(c, n, p->name, "with parameters");
     }
+    for (const wrapper *w = wrappers; w->name; w++) offer_opening(c, n, w->name, w->help);
 }
 
 static void offer_value(candidates *c, const policy_param *p, size_t value) {
@@ -117,11 +123,7 @@ void complete_spec(candidates *c, size_t n) {
         if (strcmp(policy_at(i)->name, name) == 0) offer_parameters(c, &at, policy_at(i));
 }
 
-void complete_policy(candidates *c, size_t n) {
-    for (size_t i = 0; i < policy_count(); i++) candidates_offer(c, n, policy_at(i)->name, policy_at(i)->help);
-    for (const wrapper *w = wrappers; w->name; w++) {
-        char open[POLICY_TEXT_MAX];
-        snprintf(open, sizeof open, "%s(", w->name);
-        candidates_offer(c, n, open, w->help);
-    }
+void complete_policy(candidates *c) {
+    for (size_t i = 0; i < policy_count(); i++) candidates_offer(c, 0, policy_at(i)->name, policy_at(i)->help);
+    for (const wrapper *w = wrappers; w->name; w++) candidates_offer(c, 0, w->name, w->help);
 }

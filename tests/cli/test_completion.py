@@ -35,7 +35,7 @@ def offered(line):
     ("kvlag sim -- --uni", [":files"]), ("kvlag sim --schedule w", ["watermark:"]),
     ("kvlag sim --metrics lost_mass,out", ["lost_mass,out_err", "lost_mass,out_err=exact"]),
     ("kvlag make-trace ", ["random", "reuse"]), ("kvlag make-trace random --sequ", []), ("kvlag make-trace reuse --sequ", ["--sequences"]),
-    ("kvlag policies tova", ["tova", "tova-kvpress"]), ("kvlag policies ad", ["ada("]),
+    ("kvlag policies tova", ["tova", "tova-kvpress"]), ("kvlag policies ad", ["ada"]), ("kvlag sim 'a\nb", []),
     ("kvlag trace --gradients f", ["fisher:"]),
 ])  # fmt: skip
 def test_options_and_operands(line, words):
