@@ -237,9 +237,10 @@ int axis_add(text *t, char which, axis a, bool numbers) {
 
 int axis_add_lags(text *t, double last_lag, int most) {
     double end = lag_position(last_lag);
-    int step = (int)ceil((end + 1) / most);
-    TRY(text_add(t, "set xrange [-0.3:%g]\nset xtics ('0' 0", end + 0.3));
-    for (int k = 1; k <= end + 1e-9; k += step) TRY(text_add(t, ", '%.0f' %d", exp2(k - 1), k));
+    int step = most ? (int)ceil((end + 1) / most) : 1;
+    TRY(text_add(t, "set xrange [-0.3:%g]\nset xtics ('%s' 0", end + 0.3, most ? "0" : ""));
+    for (int k = 1; k <= end + 1e-9; k += step)
+        TRY(most ? text_add(t, ", '%.0f' %d", exp2(k - 1), k) : text_add(t, ", '' %d", k));
     return text_add(t, ")\n");
 }
 

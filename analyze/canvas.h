@@ -67,7 +67,7 @@ int axis_add(text *t, char which, axis a, bool numbers);
  * puts that elsewhere. A text terminal has no room for it. */
 int axis_add_y_label(text *t, const char *words, double middle);
 
-/* The x axis of lags up to the last one: each where lag_position puts it. `most` numbers have room. */
+/* The x axis of lags up to the last one: each where lag_position puts it. `most` numbers have room; 0: ticks alone. */
 int axis_add_lags(text *t, double last_lag, int most);
 
 /* The step between about n round ticks (1, 2 or 5 times a power of ten). */

@@ -257,7 +257,7 @@ static int write_script(gain_plot *p) {
     bool two = p->n_closed > 0;
     p->gain = axis_of(p, false);
     p->closed = axis_of(p, true);
-    TRY(axis_add_lags(t, p->last_lag, 15));
+    TRY(axis_add_lags(t, p->last_lag, two ? 0 : 15));
     TRY(text_add(t, "set lmargin at screen %g\nset rmargin at screen %g\n", LEFT, RIGHT));
     int code = text_add(&title, "%s, %s", p->name, results_metrics[p->metric].brief);
     if (!code) code = text_add(t, "set label ");
@@ -270,7 +270,6 @@ static int write_script(gain_plot *p) {
     TRY(add_legend(p));
     TRY(add_notes(p));
     TRY(text_add(t, "set multiplot\n"));
-    if (two) TRY(text_add(t, "if (!paper) unset xtics\n"));
     TRY(add_panel(p, false, p->foot + (two ? 1.82 : 0.39), p->height - 0.32));
     if (two) TRY(axis_add_lags(t, p->last_lag, 15));
     if (two) TRY(add_panel(p, true, p->foot + 0.39, p->foot + 1.62));

@@ -56,6 +56,10 @@ int figure_gain(const figure_input *in, figure_list *list);
  * in both: loss against the lag, one figure for each of up to three budgets. */
 int figure_measuring(const figure_input *in, figure_list *list);
 
+/* What the information of waiting is worth, what its memory costs and what is left, across lags: one figure for each
+ * policy that has pending entries both charged and free. */
+int figure_pending(const figure_input *in, figure_list *list);
+
 /* Which entries stay visible, for up to four configurations of a lifetimes file. */
 int figure_retention(const figure_input *in, figure_list *list);
 

@@ -165,3 +165,36 @@ def test_long_names_keep_their_ends(tmp_path):
     assert [t.rsplit(", ", 1)[1] for t in titles] == ["measuring", "accumulating"]
     text = words(tmp_path / "o", "measuring_25_kl_est")
     assert "mix(evid…ct,memory=sum)" in text and "mix(evid…emory=first:4)" in text
+
+
+# ---- pending ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_information_is_worth_and_memory_costs(results, tmp_path):
+    analyze(results, tmp_path, "pending")
+    loss = means(results, "dloss_est")
+    data = blocks(tmp_path / "pending_rmm_dloss_est.dat")
+    assert list(data) == [f"rmm, budget {b}" for b in BUDGETS]
+    for budget in BUDGETS:
+        rows = data[f"rmm, budget {budget}"]
+        assert [int(r["lag"]) for r in rows] == LAGS
+        for r in rows:
+            zero, charged, free = (loss["rmm", budget, lag, pending, "16"] for lag, pending in (
+                (0, "charged"), (int(r["lag"]), "charged"), (int(r["lag"]), "free")))
+            close(r["worth"], zero - free)
+            close(r["price"], charged - free)
+            close(r["net"], zero - charged)
+            for part in "worth", "price", "net":
+                assert float(r[f"{part}_lo"]) <= float(r[part]) <= float(r[f"{part}_hi"])
+        assert all(rows[0][k] == "0" for k in rows[0] if k.startswith(("worth", "price", "net")))
+    text = words(tmp_path, "pending_rmm_dloss_est")
+    assert [text.count(w) for w in ("information", "memory", "net")] == [3, 3, 3]
+    assert {f"budget {b}" for b in BUDGETS} <= set(text)
+    assert "information: lag 0 less free; memory: charged less free; shaded: 90 %" in text
+    assert (tmp_path / "pending_h2o_hold_lag_dloss_est.dat").exists()
+
+
+def test_pending_needs_both_kinds(tmp_path):
+    p = analyze(sim(tmp_path / "r.csv", "-p rmm -b 25% -L 0:4:x2"), tmp_path / "o", "pending")
+    assert ("pending: no policy has lag 0 and more with pending entries both charged and free (kvlag sim --pending both), "
+            "figure skipped") in p.stderr
