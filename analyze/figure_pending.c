@@ -161,7 +161,7 @@ static int add_labels(pending_plot *p, const panel *from) {
     text *t = &p->figure->script;
     double at[PARTS], x = lag_position(from->point[from->n - 1].lag);
     for (part k = 0; k < PARTS; k++) at[k] = axis_place(from->y, from->point[from->n - 1].part[k].value);
-    TRY(canvas_spread(at, PARTS, 0.21));
+    TRY(canvas_spread(at, PARTS, 0.25));
     for (part k = 0; k < PARTS; k++) {
         TRY(text_add(t,
                      "set label (paper ? '' : '%c ').'%s' at graph 1.05, graph %.4f left font ',%g' textcolor '%s'\n"

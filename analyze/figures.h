@@ -60,6 +60,9 @@ int figure_measuring(const figure_input *in, figure_list *list);
  * policy that has pending entries both charged and free. */
 int figure_pending(const figure_input *in, figure_list *list);
 
+/* Loss against memory, and against modelled decode time where it is known, with the Pareto front. */
+int figure_pareto(const figure_input *in, figure_list *list);
+
 /* Which entries stay visible, for up to four configurations of a lifetimes file. */
 int figure_retention(const figure_input *in, figure_list *list);
 

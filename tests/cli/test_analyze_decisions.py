@@ -198,3 +198,58 @@ def test_pending_needs_both_kinds(tmp_path):
     p = analyze(sim(tmp_path / "r.csv", "-p rmm -b 25% -L 0:4:x2"), tmp_path / "o", "pending")
     assert ("pending: no policy has lag 0 and more with pending entries both charged and free (kvlag sim --pending both), "
             "figure skipped") in p.stderr
+
+
+# ---- pareto -----------------------------------------------------------------------------------------------------------
+
+
+def front_of(points):
+    """The slow way: those that no other point has at most the cost and at most the loss of."""
+    beats = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b  # noqa: E731
+    return sorted({p for p in points if not any(beats(q, p) for q in points)})
+
+
+@pytest.fixture(scope="module")
+def precisions(tmp_path_factory):
+    return sim(tmp_path_factory.mktemp("bits") / "r.csv",
+               "-p full -p rmm -p h2o -p 'oracle(mass)' -b 10%,25%,50% -L 4:8:x2 --kv-bits 16,8,4 --pending both "
+               "--device hbm=3.35TB/s,weights=1MB")
+
+
+@pytest.mark.parametrize("what,column", [("memory", "kv_bytes"), ("decode_us", "decode_us")])
+def test_pareto(precisions, tmp_path, what, column):
+    analyze(precisions, tmp_path, "pareto")
+    loss, cost = means(precisions, "kl_est"), means(precisions, column)
+    real = [k for k in loss if not k[0].startswith("oracle") and k[3] != "free" and (k[0], k[4]) != ("full", "16")]
+    points = [(cost[k], loss[k]) for k in real]
+    data = blocks(tmp_path / f"pareto_{what}_kl_est.dat")
+    assert set(data) == {"16 bits", "8 bits", "4 bits", "front"}
+    for bits in "16", "8", "4":
+        got = sorted((float(r["cost"]), float(r["kl_est"])) for r in data[f"{bits} bits"])
+        assert got == pytest.approx(numpy.array(sorted(p for k, p in zip(real, points) if k[4] == bits)), rel=1e-8)
+    got = [(float(r["cost"]), float(r["kl_est"])) for r in data["front"]]
+    assert got == pytest.approx(numpy.array(front_of(points)), rel=1e-8)
+    assert [r["number"] for r in data["front"]] == [str(i + 1) for i in range(len(got))]
+    name = {points[i]: k for i, k in enumerate(real)}
+    text = words(tmp_path, f"pareto_{what}_kl_est")
+    for r, p in zip(data["front"], front_of(points)):
+        spec, budget, lag, _, bits = name[p]
+        assert r["name"] == (f"{budget}: " if budget else "") + spec + (f", kv_bits {bits}" if bits != "16" else "") + (
+            f", lag {lag}" if lag is not None else "")
+        assert r["name"] in text
+    assert {"16 bits", "8 bits", "4 bits", "bars: 90 %, resampled"} <= set(text)
+
+
+def test_a_full_cache_of_few_bits_has_no_budget(precisions, tmp_path):
+    """It takes part in memory, and in nothing that compares evictions."""
+    p = analyze(precisions, tmp_path, "budget,lag,gain,pareto")
+    assert not [b for b in blocks(tmp_path / "budget_kl_est.dat") if b.startswith("full")]
+    assert (tmp_path / "budget_kl_est.dat").read_text().splitlines()[1].startswith("percent ")
+    assert "full" not in p.stderr
+    assert re.search(r"^ +\d  full, kv_bits 8 +charged +-?\d", p.stdout, re.M)
+    assert [r["name"] for r in blocks(tmp_path / "pareto_memory_kl_est.dat")["front"]][-1].startswith(("full", "50%"))
+
+
+def test_pareto_needs_different_memories(tmp_path):
+    p = analyze(sim(tmp_path / "r.csv", "-p h2o -p ema -b 25%", ["tiny-recall"]), tmp_path / "o", "pareto")
+    assert "pareto: all configurations need the same memory, figure skipped" in p.stderr
