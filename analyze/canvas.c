@@ -72,13 +72,29 @@ int canvas_block(figure *f, const char *comment, const char *columns, size_t *in
     return text_add(&f->data, "\n%s\n", columns);
 }
 
+static bool is_inside_character(char c) {
+    return (c & 0xc0) == 0x80;
+}
+
 int canvas_cut(text *t, const char *word, size_t most) {
     size_t n = 0, cut = 0;
     for (size_t at = 0; word[at]; at++) {
-        if ((word[at] & 0xc0) == 0x80) continue;
+        if (is_inside_character(word[at])) continue;
         if (++n == most) cut = at;
     }
     return n <= most ? text_add(t, "%s", word) : text_add(t, "%.*s…", (int)cut, word);
+}
+
+int canvas_cut_middle(text *t, const char *word, size_t most) {
+    size_t n = 0, head = 0, tail = 0, keep = most * 3 / 8;
+    for (size_t at = 0; word[at]; at++) n += !is_inside_character(word[at]);
+    if (n <= most) return text_add(t, "%s", word);
+    for (size_t at = 0, k = 0; word[at]; at++) {
+        if (is_inside_character(word[at])) continue;
+        if (k == keep) head = at;
+        if (k++ == n - (most - 1 - keep)) tail = at;
+    }
+    return text_add(t, "%.*s…%s", (int)head, word, word + tail);
 }
 
 int canvas_quote(text *t, const char *word, size_t most) {
@@ -185,14 +201,15 @@ static int add_tick(text *t, double value, bool number, bool minor) {
     return text_add(t, "%s'%s' %.10g%s", comma, label, value, minor ? " 1" : "");
 }
 
-/* Numbers at 1, 2 and 5 of each decade, or, where that is too many, at the decades alone. */
+/* Numbers at 1, 2 and 5 of each decade; where that is too many, at the decades alone; where too few, at more. */
 static int log_ticks(text *t, axis a, bool numbers) {
     double decades = log10(a.hi / a.lo);
     int every = decades > 8 ? (int)(decades / 4) : 1, first = (int)floor(log10(a.lo));
     for (int e = first; e <= (int)ceil(log10(a.hi)); e += every)
         for (int k = 1; k <= 9; k++) {
             double value = k * pow(10, e);
-            bool minor = k != 1 && (decades > 1.7 || (k != 2 && k != 5));
+            bool more = decades < 0.8 && (k == 3 || k == 4 || k == 7);
+            bool minor = k != 1 && !more && (decades > 1.7 || (k != 2 && k != 5));
             if (value >= a.lo * (1 - 1e-9) && value <= a.hi * (1 + 1e-9)) TRY(add_tick(t, value, numbers, minor));
         }
     return 0;

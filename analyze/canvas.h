@@ -24,6 +24,9 @@ int canvas_block(figure *f, const char *comment, const char *columns, size_t *in
 int canvas_cut(text *t, const char *word, size_t most);
 int canvas_quote(text *t, const char *word, size_t most);
 
+/* Cut so that both ends stay: "mix(evid…ct,memory=sum)". */
+int canvas_cut_middle(text *t, const char *word, size_t most);
+
 /* Inches that n characters of the label font take, at most. */
 double canvas_label_width(size_t n);
 

@@ -19,7 +19,7 @@
 #define TOP 0.858
 #define LEGEND 0.912
 #define LEFT 0.15
-enum { MOST_BUDGETS = 3, MOST_LINES = 16, MOST_LABEL = 23, LABEL_HEAD = 8 };
+enum { MOST_BUDGETS = 3, MOST_LINES = 16, MOST_LABEL = 23 };
 
 typedef enum camp { MEASURING, ACCUMULATING, NO_LAG, SIDES } camp;
 static const char *const side_names[SIDES] = {"measuring", "accumulating", "no lag"};
@@ -167,17 +167,16 @@ static const char *colour_of(const line *l) {
     return l->side == NO_LAG ? "#707070" : canvas_colour(l->colour);
 }
 
-/* Without what all have in common, and without the middle where it is too long: "mix(evid…*correct,memory=sum)". */
+/* Without what all have in common. */
 static int short_name(const measuring_plot *p, const line *l, text *out) {
     static const char *const common[] = {",hold=lag", "(hold=lag)", "hold=lag,"};
-    char *name = result_series_name(p->in->results, l->lags ? l->lags->point[0] : l->only[0]), *at;
+    char *name = result_series_name(p->in->results, l->lags ? l->lags->point[0] : l->only[0]);
     if (!name) return ERR_DATA;
-    for (size_t i = 0; i < 3; i++)
-        if (l->lags && (at = strstr(name, common[i])))
-            memmove(at, at + strlen(common[i]), strlen(at + strlen(common[i])) + 1);
-    size_t n = strlen(name);
-    int code = n <= MOST_LABEL ? text_add(out, "%s", name)
-                               : text_add(out, "%.*s…%s", LABEL_HEAD, name, name + n - (MOST_LABEL - LABEL_HEAD - 1));
+    for (size_t i = 0; l->lags && i < 3; i++) {
+        char *at = strstr(name, common[i]);
+        if (at) memmove(at, at + strlen(common[i]), strlen(at + strlen(common[i])) + 1);
+    }
+    int code = canvas_cut_middle(out, name, MOST_LABEL);
     mem_free(name);
     return code;
 }

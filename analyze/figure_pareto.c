@@ -248,8 +248,9 @@ static int draw(pareto_plot *p, figure_list *list, const char *what) {
 }
 
 /* Fill in what the configurations cost; false where they do not differ in it. */
-static bool find_costs(pareto_plot *p, bool time, memory_measure measure) {
+static bool find_costs(pareto_plot *p, bool time) {
     const results *r = p->in->results;
+    memory_measure measure = memory_pick_measure(r);
     double lo = INFINITY, hi = -INFINITY;
     for (size_t i = 0; i < r->n_configs; i++) {
         const result *c = &r->configs[i];
@@ -258,28 +259,22 @@ static bool find_costs(pareto_plot *p, bool time, memory_measure measure) {
         lo = fmin(lo, p->cost[i]);
         hi = fmax(hi, p->cost[i]);
     }
-    p->unit = time || measure == MEMORY_ENTRIES || hi < 1e3 ? 1 : hi < 1e6 ? 1e3 : hi < 1e9 ? 1e6 : 1e9;
+    p->axis_words = memory_axis(measure, hi, &p->unit);
+    if (time) {
+        p->axis_words = "modelled decode time (µs a step)";
+        p->unit = 1;
+    }
     return hi > lo;
-}
-
-static const char *memory_words(memory_measure measure, double unit) {
-    if (measure == MEMORY_ENTRIES) return "memory: budget (entries)";
-    return unit == 1     ? "memory: keys and values read a step (B)"
-           : unit == 1e3 ? "memory: keys and values read a step (kB)"
-           : unit == 1e6 ? "memory: keys and values read a step (MB)"
-                         : "memory: keys and values read a step (GB)";
 }
 
 static int draw_metric(const figure_input *in, figure_list *list, size_t metric, bool time, bool *drawn) {
     const results *r = in->results;
-    memory_measure measure = memory_pick_measure(r);
     pareto_plot p = {.in = in, .metric = metric, .lo = INFINITY, .hi = -INFINITY};
     p.cost = mem_new(r->n_configs + 1, sizeof *p.cost, "costs");
     p.x = mem_new(r->n_configs + 1, sizeof *p.x, "costs");
     p.y = mem_new(r->n_configs + 1, sizeof *p.y, "losses");
     int code = p.cost && p.x && p.y ? 0 : ERR_DATA;
-    if (!code && find_costs(&p, time, measure)) {
-        p.axis_words = time ? "modelled decode time (µs a step)" : memory_words(measure, p.unit);
+    if (!code && find_costs(&p, time)) {
         *drawn = true;
         code = draw(&p, list, time ? "decode_us" : "memory");
     }

@@ -8,6 +8,7 @@ const figure_kind figure_kinds[] = {
     {"measuring", "what measures against what accumulates, held for the same time", figure_measuring},
     {"pending", "what waiting brings against what its memory costs", figure_pending},
     {"pareto", "loss against memory and decode time, and the configurations nothing beats", figure_pareto},
+    {"memory", "memory that each policy needs for equal loss", figure_memory},
     {"retention", "which entries stay visible (needs --lifetimes)", figure_retention},
     {"text", "how long each token stays visible, on the text (needs --lifetimes and --trace)", figure_text},
     {"lost", "tokens that an oracle keeps and the policy loses (needs --lifetimes and --trace)", figure_lost},

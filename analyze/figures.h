@@ -63,6 +63,9 @@ int figure_pending(const figure_input *in, figure_list *list);
 /* Loss against memory, and against modelled decode time where it is known, with the Pareto front. */
 int figure_pareto(const figure_input *in, figure_list *list);
 
+/* Memory that each policy needs for a few round losses, and that as a share of what the best filter needs. */
+int figure_memory(const figure_input *in, figure_list *list);
+
 /* Which entries stay visible, for up to four configurations of a lifetimes file. */
 int figure_retention(const figure_input *in, figure_list *list);
 

@@ -327,14 +327,20 @@ size_t memory_round_losses(const memory_curves *all, size_t most, double *out) {
     enum { LOSSES = 28 }; /* 1e-6 .. 1000 */
     static const double digits[] = {1, 2, 5};
     double round[LOSSES];
-    size_t curves[LOSSES], best = 1, n = 0;
+    size_t curves[LOSSES], need = 1, n = 0;
     for (size_t k = 0; k < LOSSES; k++) {
         round[k] = digits[k % 3] * pow(10, (double)(k / 3) - 6);
         curves[k] = curves_at(all, round[k]);
-        best = curves[k] > best ? curves[k] : best;
+        need = curves[k] > need ? curves[k] : need;
     }
+    for (;; need--) {
+        n = 0;
+        for (size_t k = 0; k < LOSSES; k++) n += curves[k] >= need;
+        if (n >= 3 || need <= 2) break;
+    }
+    n = 0;
     for (size_t k = 0; k < LOSSES; k++)
-        if (curves[k] == best) round[n++] = round[k];
+        if (curves[k] >= need) round[n++] = round[k];
     size_t take = n < most ? n : most;
     for (size_t i = 0; i < take; i++) out[i] = round[take > 1 ? i * (n - 1) / (take - 1) : n / 2];
     return take;
@@ -378,6 +384,15 @@ int memory_pareto(const results *r, const double *cost, size_t metric, const res
 }
 
 /* ---- words ------------------------------------------------------------------------------------------------------ */
+
+const char *memory_axis(memory_measure m, double most, double *unit) {
+    *unit = m == MEMORY_ENTRIES || most < 1e3 ? 1 : most < 1e6 ? 1e3 : most < 1e9 ? 1e6 : 1e9;
+    return m == MEMORY_ENTRIES ? "memory: budget (entries)"
+           : *unit == 1        ? "memory: keys and values read a step (B)"
+           : *unit == 1e3      ? "memory: keys and values read a step (kB)"
+           : *unit == 1e6      ? "memory: keys and values read a step (MB)"
+                               : "memory: keys and values read a step (GB)";
+}
 
 int memory_add_words(text *t, memory_measure m, double memory) {
     if (m == MEMORY_ENTRIES) return text_add(t, "%.4g entries", memory);

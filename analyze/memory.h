@@ -58,7 +58,8 @@ int memory_share(bootstrap *b, const memory_curve *c, const memory_curve *refere
 int memory_find_reference(const results *r, const memory_curves *all, const char *name, const memory_curve **out);
 
 /* Up to `most` round losses (1, 2 or 5 times a power of ten) between the ends of as many policies' curves as possible
- * (no oracles), ascending, spread over them where there are more. Returns how many. */
+ * (no oracles), or of fewer, down to two, where that makes them three; ascending, spread over them where there are
+ * more. Returns how many. */
 size_t memory_round_losses(const memory_curves *all, size_t most, double *out);
 
 /* A configuration that a server could run: no oracle, and all its memory counts. */
@@ -68,6 +69,9 @@ bool memory_is_real(const result *c);
  * [r->n_configs], NaN for those that take no part, as takes none whose metric is NaN. Of equals the first is in it.
  * *out [*n] by ascending cost, owned by the caller (mem_free). */
 int memory_pareto(const results *r, const double *cost, size_t metric, const result ***out, size_t *n);
+
+/* What an axis up to `most` says, and the unit that values on it are divided by. */
+const char *memory_axis(memory_measure m, double most, double *unit);
 
 /* "2.6 MB", "128 entries"; of a curve's estimate "2.6 MB (<1.1 MB..3.1 MB)" with open ends marked. */
 int memory_add_words(text *t, memory_measure m, double memory);

@@ -253,3 +253,132 @@ def test_a_full_cache_of_few_bits_has_no_budget(precisions, tmp_path):
 def test_pareto_needs_different_memories(tmp_path):
     p = analyze(sim(tmp_path / "r.csv", "-p h2o -p ema -b 25%", ["tiny-recall"]), tmp_path / "o", "pareto")
     assert "pareto: all configurations need the same memory, figure skipped" in p.stderr
+
+
+# ---- memory -----------------------------------------------------------------------------------------------------------
+
+
+def falling(y):
+    """Least squares under y[0] >= y[1] >= ...: the min-max formula of isotonic regression, nothing pooled."""
+    n = len(y)
+    return [min(max(numpy.mean(y[a:b + 1]) for b in range(i, n)) for a in range(i + 1)) for i in range(n)]
+
+
+def memory_needed(curve, loss):
+    """curve: (memory, loss) by ascending memory."""
+    x = numpy.log([m for m, _ in curve])
+    y = falling(numpy.arcsinh([v / 0.003 for _, v in curve]))
+    level = numpy.arcsinh(loss / 0.003)
+    if y[0] < level:
+        return -numpy.inf
+    if y[-1] > level:
+        return numpy.inf
+    fine = numpy.linspace(0, 1, 200001)
+    at = numpy.interp(fine, (x - x[0]) / (x[-1] - x[0]), y)
+    return numpy.exp(x[0] + fine[numpy.argmax(at <= level + 1e-12)] * (x[-1] - x[0]))
+
+
+def curves_of(path, metric):
+    """{series: curve}, each series at its best charged lag for each budget."""
+    loss, memory = means(path, metric), means(path, "kv_bytes")
+    best = {}
+    for k, value in loss.items():
+        spec, budget, lag, pending, bits = k
+        if pending == "free" or not budget or (spec.startswith("oracle") and lag is not None):
+            continue
+        series = spec + (f", kv_bits {bits}" if bits != "16" else "")
+        if budget not in best.setdefault(series, {}) or value < best[series][budget][1]:
+            best[series][budget] = (memory[k], value)
+    return {s: sorted(points.values()) for s, points in best.items()}
+
+
+@pytest.mark.parametrize("which,metric", [("results", "dloss_est"), ("results", "kl_est"), ("precisions", "kl_est")])
+def test_memory_at_equal_loss(which, metric, request, tmp_path):
+    path = request.getfixturevalue(which)
+    analyze(path, tmp_path, "memory")
+    curves = curves_of(path, metric)
+    text = words(tmp_path, f"memory_{metric}") if formats else []
+    reference = next((t[5:] for t in text if t.startswith("% of ")), None)
+    data = blocks(tmp_path / f"memory_{metric}.dat")
+    assert 1 <= len(data) <= 4
+    found = 0
+    for title, rows in data.items():
+        loss = float(title.rsplit(" ", 1)[1])
+        assert f"{loss:.0e}"[0] in "125"
+        assert sorted(r["name"] for r in rows) == sorted(curves)
+        for r in rows:
+            want = memory_needed(curves[r["name"]], loss)
+            if numpy.isinf(want):
+                assert float(r["memory"]) == want and r["at"] == "nan"
+            else:
+                found += 1
+                assert float(r["memory"]) == pytest.approx(want, rel=2e-5)
+                assert float(r["lo"]) <= float(r["memory"]) <= float(r["hi"])
+            assert int(r["open"]) == (r["lo"] == "-inf") + 2 * (r["hi"] == "inf")
+            if reference and numpy.isfinite(want) and numpy.isfinite(memory_needed(curves[reference], loss)):
+                assert float(r["share"]) == pytest.approx(want / memory_needed(curves[reference], loss), rel=4e-5)
+        if formats:
+            assert f"{'KL' if metric == 'kl_est' else 'loss change'} at most {loss:g} nats/token" in text
+    assert found >= 4
+    if formats:
+        without_lag = [s for s in curves if s in ("h2o", "ema", "streaming")]
+        middle = numpy.sqrt(max(c[0][0] for c in map(curves.get, without_lag)) * min(c[-1][0] for c in map(curves.get, without_lag)))
+        at = lambda c: numpy.interp(numpy.log(middle), numpy.log([m for m, _ in c]), numpy.arcsinh([v / .003 for _, v in c]))  # noqa: E731
+        assert reference == min(without_lag, key=lambda s: at(curves[s]))
+
+
+def test_memory_counts_entries_where_bytes_are_not_known(tmp_path):
+    path = sim(tmp_path / "r.csv", "-p h2o -p ema -b 10%,25%,50%", ["tiny-recall"])
+    lines = path.read_text().splitlines(keepends=True)
+    old = tmp_path / "old.csv"
+    old.write_text("".join(lines).replace(",kv_bytes,", ",unknown_column,"))
+    shutil.copy(tmp_path / "r.blocks.h5", tmp_path / "old.blocks.h5")
+    analyze(old, tmp_path / "o", "memory")
+    assert "memory: budget (entries)" in words(tmp_path / "o", "memory_kl_est")
+    p = analyze(sim(tmp_path / "one.csv", "-p h2o -b 25%"), tmp_path / "p", "memory")
+    assert "memory: no policy with two budgets, figure skipped" in p.stderr
+
+
+# ---- marks and bands of the figures that were there -------------------------------------------------------------------
+
+
+def test_lag_and_budget_show_resampled_intervals(results, tmp_path):
+    p = analyze(results, tmp_path, "lag,budget")
+    for name in "lag_rmm_kl_est", "budget_kl_est":
+        for title, rows in blocks(tmp_path / f"{name}.dat").items():
+            assert all(float(r["lo"]) <= float(r["kl_est"]) <= float(r["hi"]) for r in rows), title
+    assert "shaded: 90 %, resampled" in words(tmp_path, "lag_rmm_kl_est")
+    assert "bars: 90 %, resampled; lag: the best at each budget" in words(tmp_path, "budget_kl_est")
+    lo, hi = means(results, "kl_lo"), means(results, "kl_hi")
+    first = blocks(tmp_path / "lag_rmm_kl_est.dat")["rmm, budget 25%, pending charged"][0]
+    key = ("rmm", "25%", 0, "charged", "16")
+    assert (float(first["lo"]), float(first["hi"])) != pytest.approx((lo[key], hi[key]), rel=1e-3)
+    assert p.returncode == 0 or formats is None
+
+
+def test_recommended_lags_are_marked(results, tmp_path):
+    analyze(results, tmp_path, "lag")
+    marks = 0
+    for title, rows in blocks(tmp_path / "lag_rmm_kl_est.dat").items():
+        recommended = [r for r in rows if r["mark"].startswith("recommended")]
+        if not title.startswith("rmm"):
+            assert all(r["mark"] == "-" for r in rows)
+            continue
+        marks += 1
+        assert len(recommended) == 1 and sum("knee" in r["mark"] for r in rows) <= 1
+        best = min(rows, key=lambda r: float(r["kl_est"]))
+        assert int(recommended[0]["lag"]) <= int(best["lag"])
+    assert marks == 6
+    assert "recommended" in words(tmp_path, "lag_rmm_kl_est")
+
+
+def test_without_blocks_the_calibration_is_shown(results, tmp_path):
+    alone = tmp_path / "alone.csv"
+    shutil.copy(results, alone)
+    p = analyze(alone, tmp_path / "o", "lag,gain,measuring,pending,pareto,memory")
+    assert "there is no alone.blocks.h5 beside it" in p.stderr
+    assert "shaded: 90 %, calibration" in words(tmp_path / "o", "lag_rmm_kl_est")
+    assert "recommended" not in words(tmp_path / "o", "lag_rmm_kl_est")
+    assert "no closed share: no resamples" in " ".join(words(tmp_path / "o", "gain_rmm_kl_est"))
+    for name in "measuring_25_kl_est", "pending_rmm_kl_est", "pareto_memory_kl_est", "memory_kl_est":
+        assert not [t for t in words(tmp_path / "o", name) if "resampled" in t or "paired" in t]
