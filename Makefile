@@ -227,6 +227,7 @@ parity: deps
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
+	.venv-parity/bin/python tests/parity/resampling.py
 	.venv-kvpress/bin/python tests/parity/kvpress_parity.py
 
 bench: deps

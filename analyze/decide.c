@@ -349,7 +349,7 @@ static int find_gain(bootstrap *b, const results *r, const result *zero, const r
     else TRY(difference(b, zero, at, metric, &g->gain, &g->p));
     if (!result_is_oracle(at)) g->oracle = best_of(r, at, metric, is_bound);
     if (!g->closed_why && !b) g->closed_why = "no resamples";
-    if (!g->closed_why && !g->oracle) g->closed_why = "no oracle(...,hold=lag) at this lag";
+    if (!g->closed_why && !g->oracle) g->closed_why = "no oracle(...,hold=lag) with these sinks at this lag";
     return g->closed_why ? 0 : close_share(b, zero, metric, g);
 }
 

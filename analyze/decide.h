@@ -61,7 +61,7 @@ typedef struct gain {
     const result
         *oracle;     /* the better oracle with hold=lag at L under the same budget, sinks, pending, schedule; NULL */
     estimate closed; /* share: gain / (loss(lag 0) - loss(oracle)); NaN with a reason in closed_why */
-    const char *closed_why; /* NULL, or why `closed` is not available: "no oracle(...,hold=lag) at this lag", ... */
+    const char *closed_why; /* NULL, or why `closed` is not available: "no oracle(...,hold=lag) with these sinks at this lag", ... */
 } gain;
 /* *out [c->n], owned by the caller (mem_free). Curves of oracles have no oracle of their own. */
 int decide_gains(bootstrap *b, const results *r, const lag_curve *c, size_t metric, gain **out);

@@ -109,7 +109,7 @@ def test_gain(results, tmp_path, metric):
 def test_gain_without_an_oracle_says_so(tmp_path):
     path = sim(tmp_path / "r.csv", "-p rmm -b 25% -L 0:4:x2")
     analyze(path, tmp_path / "o", "gain")
-    assert "no closed share: no oracle(...,hold=lag) at this lag" in words(tmp_path / "o", "gain_rmm_kl_est")
+    assert "no closed share: no oracle(...,hold=lag) with these sinks at this lag" in words(tmp_path / "o", "gain_rmm_kl_est")
     assert "closed share" not in words(tmp_path / "o", "gain_rmm_kl_est")
     p = analyze(sim(tmp_path / "late.csv", "-p rmm -b 25% -L 2:4:x2"), tmp_path / "late", "gain")
     assert "gain: rmm, budget 25%, pending charged: no lag 0, curve skipped" in p.stderr

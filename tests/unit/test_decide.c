@@ -220,7 +220,7 @@ static void test_gains(void **state) {
     assert_string_equal(g[1].filter->spec, "ema");
     assert_float_equal(g[1].over_filter.value, .3, 1e-9);
     assert_null(g[2].oracle); /* free is not charged */
-    assert_string_equal(g[2].closed_why, "no oracle(...,hold=lag) at this lag");
+    assert_string_equal(g[2].closed_why, "no oracle(...,hold=lag) with these sinks at this lag");
     assert_true(isnan(g[2].closed.value));
     mem_free(g);
     lag_curves_free(&curves);
