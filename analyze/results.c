@@ -25,6 +25,7 @@ const char *const results_costs[RESULTS_COSTS] = {
     [COST_DECODE_US] = "decode_us",
     [COST_RESIDENT] = "resident",
     [COST_PEAK] = "peak",
+    [COST_SCORE_UPDATES] = "score_updates",
 };
 
 /* Columns of text. Two rows with equal keys are the same configuration; a series is what is equal but for budget, lag

@@ -23,7 +23,14 @@ enum { DLOSS_EST, KL_EST, OUT_ERR, LOST_MASS, DLOSS_FIRST, FISHER, RESULTS_METRI
 extern const results_metric results_metrics[RESULTS_METRICS];
 
 /* What a configuration costs beside loss: docs/costs.md. */
-typedef enum result_cost { COST_KV_BYTES, COST_DECODE_US, COST_RESIDENT, COST_PEAK, RESULTS_COSTS } result_cost;
+typedef enum result_cost {
+    COST_KV_BYTES,
+    COST_DECODE_US,
+    COST_RESIDENT,
+    COST_PEAK,
+    COST_SCORE_UPDATES,
+    RESULTS_COSTS
+} result_cost;
 extern const char *const results_costs[RESULTS_COSTS]; /* columns */
 
 /* A row of a file, or a configuration: the mean of its rows over all sequences. Texts are the CSV's, never NULL; those

@@ -3,7 +3,6 @@
 #include "base/mem.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,18 +19,24 @@ int text_add_bytes(text *t, const void *bytes, size_t n) {
     return 0;
 }
 
-int text_add(text *t, const char *format, ...) {
-    va_list args, again;
-    va_start(args, format);
+int text_add_list(text *t, const char *format, va_list args) {
+    va_list again;
     va_copy(again, args);
     int n = vsnprintf(NULL, 0, format, args);
-    va_end(args);
     int code = n < 0 ? err_set(ERR_DATA, "text: cannot format") : reserve(t, (size_t)n);
     if (!code) {
         vsnprintf(t->data + t->n, (size_t)n + 1, format, again);
         t->n += (size_t)n;
     }
     va_end(again);
+    return code;
+}
+
+int text_add(text *t, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int code = text_add_list(t, format, args);
+    va_end(args);
     return code;
 }
 

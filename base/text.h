@@ -1,6 +1,7 @@
 /* Growing text and small helpers on names and numbers. */
 #pragma once
 
+#include <stdarg.h>
 #include <stddef.h>
 
 typedef struct text {
@@ -9,6 +10,7 @@ typedef struct text {
 } text;
 
 int text_add(text *t, const char *format, ...) __attribute__((format(printf, 2, 3))); /* 0 or ERR_DATA */
+int text_add_list(text *t, const char *format, va_list args) __attribute__((format(printf, 2, 0)));
 int text_add_bytes(text *t, const void *bytes, size_t n);
 int text_add_shell(text *t, const char *word); /* quoted for a shell only where it must be */
 int text_add_csv(text *t, const char *field);  /* quoted as RFC 4180 only where it must be */

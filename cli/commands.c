@@ -76,14 +76,17 @@ const command commands[] = {
     {
         .name = "analyze",
         .usage = "FILE.csv... -o DIR",
-        .help = "draw lag and budget curves, print the short table",
-        .about = "Reads what sim and verify wrote, prints a table and leaves the figures in DIR.",
+        .help = "the recommendation, tables, figures and a report from results",
+        .about = "Reads what sim and verify wrote, prints what to use and a short table, and leaves the figures and a "
+                 "report in DIR: report.html, which needs nothing beside it, report.md, and summary.json for programs.",
         .run = cmd_analyze,
         .first_round = true,
         .example =
             {
                 {"figures as PNG and SVG", "kvlag analyze out/r.csv -o out/fig --format png,svg"},
                 {"estimates beside truths", "kvlag analyze out/r.csv out/truth3.csv -o out/fig2"},
+                {"the smallest budget that loses at most .1 nats a token; for scripts",
+                 "kvlag analyze out/r.csv -o out/fig3 --max-loss 0.1 --json"},
             },
     },
     {

@@ -29,4 +29,4 @@ if stale "$out/table.txt"; then
 fi
 cat "$out/table.txt"
 echo
-echo "Results: $out/results.csv   Figures: $(ls "$out"/*.png | tr '\n' ' ')"
+echo "Report: $out/report.html   Results: $out/results.csv   Figures: $(ls "$out"/*.png | tr '\n' ' ')"

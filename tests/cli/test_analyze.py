@@ -86,7 +86,7 @@ def write_estimated(folder, texts=("licence", "code")):
 
 
 def analyze(*args, env=None, code=0, cwd=None):
-    p = subprocess.run([KVLAG, "analyze", *map(str, args)], capture_output=True, text=True, cwd=cwd,
+    p = subprocess.run([KVLAG, "analyze", *map(str, args), "--report", "no"], capture_output=True, text=True, cwd=cwd,
                        env={**os.environ, **(env or {})}, timeout=120)
     assert p.returncode == code, p.stderr
     return p

@@ -145,7 +145,7 @@ def who_stays():
     lifetimes = WORK / "stay.lifetimes.h5"
     out = kvlag("stay.csv", "sim", trace, "-b", 40, *policies(["oracle(mass)", "rmm(lag=8)", "h2o", "streaming"]),
                 beside=("--lifetimes", lifetimes))
-    subprocess.run([KVLAG, "analyze", str(out), "-o", str(WORK / "stay"), "--figures", "retention", "--lifetimes", str(lifetimes),
+    subprocess.run([KVLAG, "analyze", str(out), "-o", str(WORK / "stay"), "--figures", "retention", "--report", "no", "--lifetimes", str(lifetimes),
                     "--trace", str(trace), "--force", "-q"], check=True, stdout=subprocess.DEVNULL)
     (DOCS / "stay.png").write_bytes((WORK / "stay/retention.png").read_bytes())
 
@@ -243,7 +243,7 @@ def text_lags(trace, calibration):
                                                         + FILTERS + ["window", "random"]))
     write("lag", [{key: r[key] for key in ("spec", "budget_asked", "lag", "pending", "lost_mass", "kl_est", "kl_lo", "kl_hi",
                                            "dloss_est", "dloss_lo", "dloss_hi")} for r in rows_of(out)])
-    subprocess.run([KVLAG, "analyze", str(out), "-o", str(WORK / "lag"), "--figures", "lag", "--force", "-q"], check=True,
+    subprocess.run([KVLAG, "analyze", str(out), "-o", str(WORK / "lag"), "--figures", "lag", "--report", "no", "--force", "-q"], check=True,
                    stdout=subprocess.DEVNULL)
     return out
 

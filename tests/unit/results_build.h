@@ -20,6 +20,7 @@ typedef struct made_row {
     double entries;      /* of the budget; 0: 64 */
     const double *first; /* [n_steps] by step: what dloss_first sums up; lost_mass is given the same values */
     const double *kl;    /* [n_steps] or NULL for zeros: kl_est = fisher, its interval a factor e^spread either way */
+    double updates;      /* score_updates; 0: none in the file */
     double spread;       /* half-width of the row's 90 % interval of log kl_est; 0: none */
 } made_row;
 
@@ -42,11 +43,12 @@ static inline void made_begin(made *m, const char *name, size_t n_steps, bool ca
     snprintf(m->path, sizeof m->path, "/tmp/kvlag_%s_%ld.csv", name, (long)getpid());
     snprintf(m->blocks, sizeof m->blocks, "/tmp/kvlag_%s_%ld.blocks.h5", name, (long)getpid());
     m->paths[0] = m->path;
-    assert_int_equal(text_add(&m->csv,
-                              "# kvlag results v1\n%strace,seq,policy,spec,budget_asked,budget,lag,sinks,unit,schedule,"
-                              "pending,lost_mass,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi\n",
-                              calibrated ? "" : "# calibration: uncalibrated\n"),
-                     0);
+    assert_int_equal(
+        text_add(&m->csv,
+                 "# kvlag results v1\n%strace,seq,policy,spec,budget_asked,budget,lag,sinks,unit,schedule,"
+                 "pending,lost_mass,dloss_first,fisher,dloss_est,dloss_lo,dloss_hi,kl_est,kl_lo,kl_hi,score_updates\n",
+                 calibrated ? "" : "# calibration: uncalibrated\n"),
+        0);
 }
 
 static inline void made_add(made *m, made_row row) {
@@ -61,17 +63,17 @@ static inline void made_add(made *m, made_row row) {
             first += row.first[t] / n;
             fisher += row.kl ? row.kl[t] / n : 0;
         }
-    char lag[32] = "";
+    char lag[32] = "", updates[32] = "";
+    if (row.updates > 0) snprintf(updates, sizeof updates, "%g", row.updates);
     if (row.lag >= 0) snprintf(lag, sizeof lag, "%g", row.lag);
     size_t policy = strcspn(row.spec, "(");
     double lo = fisher * exp(-row.spread), hi = fisher * exp(row.spread);
     assert_int_equal(text_add(&m->csv,
                               "t,%s,%.*s,\"%s\",%s,%g,%s,0,head,step,%s,%.12g,%.12g,%.12g,%.12g,%.12g,%.12g,"
-                              "%.12g,%.12g,%.12g\n",
+                              "%.12g,%.12g,%.12g,%s\n",
                               row.seq, (int)policy, row.spec, row.spec, row.budget ? row.budget : "64",
-                              row.entries > 0 ? row.entries : 64, lag,
-                              row.pending ? row.pending : "charged", first, first, fisher, first + fisher, first + lo,
-                              first + hi, fisher, lo, hi),
+                              row.entries > 0 ? row.entries : 64, lag, row.pending ? row.pending : "charged", first,
+                              first, fisher, first + fisher, first + lo, first + hi, fisher, lo, hi, updates),
                      0);
 }
 
