@@ -154,12 +154,14 @@ static int add_labels(along_plot *p, axis y) {
 }
 
 /* The first curve is drawn last and lies on top. On a text terminal points are the letters of the labels. */
+/* What the panel says stands inside it, where a text terminal has no room for words. */
 static int add_panel(along_plot *p, const char *says, double bottom, double top, axis y, const char *x,
                      const char *column) {
     text *t = &p->figure->script;
     const char *comma = "plot ";
     TRY(text_add(t,
-                 "set bmargin at screen %g\nset tmargin at screen %g\nset label '%s' at graph 0.02, graph 0.93 left "
+                 "set bmargin at screen %g\nset tmargin at screen %g\nset label (paper ? '%s' : '') at graph 0.02, "
+                 "graph 0.93 left "
                  "font ',5.5' textcolor '#606060'\n",
                  bottom, top, says));
     TRY(axis_add(t, 'y', y, true));
