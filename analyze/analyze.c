@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FORMATS = 8, MOST_KINDS = 32, HELP_WIDTH = 78 };
+enum { MOST_FORMATS = 8, MOST_KINDS = 32 };
 
 typedef struct analyze {
     opt_list files;
@@ -54,45 +54,18 @@ static bool reports(const analyze *a) {
 
 /* ---- the command line ------------------------------------------------------------------------------------------- */
 
+/* The parser has seen to it that the words are known. */
 static int read_formats(analyze *a) {
     char *words = mem_string(a->formats), *rest = words;
     int code = words ? 0 : ERR_DATA;
     for (char *word; !code && (word = strsep(&rest, ","));) {
         const gnuplot_format *f = gnuplot_formats;
-        while (f->name && strcmp(f->name, word) != 0) f++;
-        if (!f->name) code = err_set(ERR_USAGE, "--format: '%s' is not one of png, svg, pdf, term", word);
+        while (f[1].name && strcmp(f->name, word) != 0) f++;
         for (size_t i = 0; i < a->n_formats; i++)
             if (!code && a->format[i] == f) code = err_set(ERR_USAGE, "--format: '%s' is given twice", word);
         if (!code) a->format[a->n_formats++] = f;
     }
     mem_free(words);
-    return code;
-}
-
-/* "lag, budget, ..., fidelity (default: all)" in lines of at most HELP_WIDTH. */
-static int figures_help(text *t) {
-    size_t line = 0;
-    for (const figure_kind *k = figure_kinds; k->name; k++) {
-        bool first = k == figure_kinds, fits = t->n + 1 + strlen(k->name) - line < HELP_WIDTH;
-        if (!fits) line = t->n + 2;
-        TRY(text_add(t, "%s%s%s", first ? "" : ",", first ? "" : fits ? " " : "\n", k->name));
-    }
-    return text_add(t, "%s(default: all)", t->n + strlen(" (default: all)") - line < HELP_WIDTH ? " " : "\n");
-}
-
-static int unknown_figure(const char *word) {
-    const char *names[MOST_KINDS];
-    size_t n = 0;
-    text all = {0};
-    int code = 0;
-    for (; figure_kinds[n].name; n++) {
-        names[n] = figure_kinds[n].name;
-        if (!code) code = text_add(&all, "%s%s", n ? ", " : "", names[n]);
-    }
-    const char *near = opt_nearest(word, names, n);
-    if (!code && near) code = err_set(ERR_USAGE, "--figures: no figure '%s' (did you mean %s?)", word, near);
-    else if (!code) code = err_set(ERR_USAGE, "--figures: no figure '%s' (there are %s)", word, all.data);
-    text_free(&all);
     return code;
 }
 
@@ -108,8 +81,7 @@ static int read_figures(analyze *a) {
     int code = words ? 0 : ERR_DATA;
     for (char *word; !code && (word = strsep(&rest, ","));) {
         const figure_kind *k = figure_kinds;
-        while (k->name && strcmp(k->name, word) != 0) k++;
-        if (!k->name) code = unknown_figure(word);
+        while (k[1].name && strcmp(k->name, word) != 0) k++;
         for (size_t i = 0; i < a->n_kinds; i++)
             if (!code && a->kind[i] == k) code = err_set(ERR_USAGE, "--figures: '%s' is given twice", word);
         if (!code) a->kind[a->n_kinds++] = k;
@@ -118,12 +90,20 @@ static int read_figures(analyze *a) {
     return code;
 }
 
-static int parse(analyze *a, const char *figures, int argc, char **argv) {
+static int list_names(text *formats, text *figures) {
+    for (const gnuplot_format *f = gnuplot_formats; f->name; f++)
+        TRY(text_add(formats, "%s%s", f == gnuplot_formats ? "" : ",", f->name));
+    for (const figure_kind *k = figure_kinds; k->name; k++)
+        TRY(text_add(figures, "%s%s", k == figure_kinds ? "" : ",", k->name));
+    return 0;
+}
+
+static int parse(analyze *a, const char *formats, const char *figures, int argc, char **argv) {
     const opt table[] = {
-        {"output", 'o', OPT_TEXT, false, &a->folder, "DIR", "folder for the report and the figures, made if it is not there", 0,
+        {"output", 'o', OPT_FILE, false, &a->folder, "DIR", "folder for the report and the figures, made if it is not there", 0,
          0},
-        {"figures", 0, OPT_TEXT, true, &a->figures, "LIST", figures, 0, 0},
-        {"format", 0, OPT_TEXT, true, &a->formats, "LIST", "png, svg, pdf, term (default: png)", 0, 0},
+        {"figures", 0, OPT_WORDS, true, &a->figures, figures, "which figures (default: all)", 0, 0},
+        {"format", 0, OPT_WORDS, true, &a->formats, formats, "kinds of pictures (default: png)", 0, 0},
         {"lifetimes", 0, OPT_FILE, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote: retention, text, lost",
          0, 0},
         {"trace", 0, OPT_FILE, true, &a->trace, "FILE.h5", "the trace, for its text and where the prompt ends", 0, 0},
@@ -149,9 +129,10 @@ static int read_max_loss(analyze *a) {
 }
 
 static int read_options(analyze *a, int argc, char **argv) {
-    text figures = {0};
-    int code = figures_help(&figures);
-    if (!code) code = parse(a, figures.data, argc, argv);
+    text formats = {0}, figures = {0};
+    int code = list_names(&formats, &figures);
+    if (!code) code = parse(a, formats.data, figures.data, argc, argv);
+    text_free(&formats);
     text_free(&figures);
     TRY(code);
     say_level(a->quiet ? SAY_QUIET : a->verbose ? SAY_MORE : SAY_NORMAL);
@@ -197,6 +178,7 @@ static int check_files(const analyze *a) {
 static int show_file(const char *path) {
     FILE *f = fopen(path, "rb");
     if (!f) return err_set(ERR_DATA, "%s: %s", path, strerror(errno));
+    progress_clear();
     for (int c; (c = getc(f)) != EOF;)
         if (c != '\f') putchar(c); /* gnuplot begins a page */
     fclose(f);
@@ -257,6 +239,17 @@ static int write_figure(analyze *a, report_picture *p) {
     for (size_t k = 0; k < a->n_formats; k++) TRY(draw(a, f, a->format[k], &p->svg));
     if (!reports(a) || has_format(a, "svg")) return 0;
     return draw_for_report(a, f, &p->svg);
+}
+
+static int write_figures(analyze *a) {
+    int code = 0;
+    progress_begin("analyze", "figures", (double)a->list.n);
+    for (size_t i = 0; i < a->list.n && !code; i++) {
+        code = write_figure(a, &a->picture[i]);
+        progress_at((double)(i + 1));
+    }
+    progress_end();
+    return code;
 }
 
 /* ---- the report ------------------------------------------------------------------------------------------------- */
@@ -370,7 +363,7 @@ static int work(analyze *a, int argc, char **argv) {
     TRY(outfile_make_folder(a->folder));
     TRY(check_files(a));
     if (!a->json) TRY(print_results(a));
-    for (size_t i = 0; i < a->list.n; i++) TRY(write_figure(a, &a->picture[i]));
+    TRY(write_figures(a));
     if (reports(a) || a->json) TRY(make_report(a, &in));
     if (a->written.list.n && !a->json) printf("\n%s", a->written.list.data);
     return a->failure.n ? err_set(ERR_DATA, "%s", a->failure.data) : 0;

@@ -110,6 +110,10 @@ void progress_at(double done) {
     fflush(stderr);
 }
 
+void progress_clear(void) {
+    wipe();
+}
+
 void progress_end(void) {
     if (line.depth > 0) line.depth--;
     if (line.depth > 0 && line.depth <= DEEPEST) {

@@ -20,6 +20,7 @@ void say_more(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void progress_begin(const char *what, const char *unit, double total);
 void progress_next(double size); /* of the part that begins next, in the units of the one that is on */
 void progress_at(double done);   /* cheap: redraws at most ten times a second */
+void progress_clear(void);       /* before something is printed on stdout; the line comes back by itself */
 void progress_end(void);         /* the outermost clears the line */
 
 /* Wall clock in seconds, for closing lines and benchmarks only. */

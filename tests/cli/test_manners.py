@@ -245,8 +245,9 @@ def test_a_slip_in_a_schedule_or_figure(tmp_path):
     trace = ROOT / "traces/samples/tiny-recall.h5"
     done = kvlag("sim", trace, "-o", tmp_path / "r.csv", "-p", "h2o", "-b", "8", "--schedule", "promt")
     assert b"did you mean prompt?" in done.stderr
-    done = kvlag("analyze", "r.csv", "-o", tmp_path / "fig", "--figures", "retenton")
-    assert done.returncode == 2 and b"did you mean retention?" in done.stderr, done.stderr
+    for option, slip, meant in ("--figures", "lag,retenton", "retention"), ("--format", "sgv", "svg"):
+        done = kvlag("analyze", "r.csv", "-o", tmp_path / "fig", option, slip)
+        assert done.returncode == 2 and f"did you mean {meant}?" in done.stderr.decode(), done.stderr
 
 
 # ---- terminals -------------------------------------------------------------------------------------------------------
@@ -293,19 +294,24 @@ def drawn(seen):
     return [x for x in re.findall(r"\r\x1b\[K([^\r\n\x1b]*)", seen) if re.match(r"\S+ +\d+ %", x)]
 
 
-# Work for a few tenths of a second and more, in several passes for sim.
+# Work for half a second and more, in several passes for sim.
 @pytest.mark.parametrize("what, unit, args", [
     ("sim", "rows", ["sim", "long.h5", "-p", "h2o", "-p", "rmm", "-p", "snapkv", "-p", "roco", "-b", "64,128,256,512,1024",
                      "--memory", "20M", "--threads", "1"]),
     ("trace", "tokens", ["trace", "tiny.gguf", ROOT / "demo/genesis.txt", ROOT / "demo/genesis.txt", "--tokens", "2000",
                          "--attention", "dense", "--threads", "1"]),
+    ("analyze", "figures", ["analyze", "r.csv", "--format", "png,svg,pdf"]),
 ])  # fmt: skip
 def test_progress(tmp_path, sim_traces, what, unit, args):
     made = kvlag("make-trace", "random", "-o", tmp_path / "long.h5", "--tokens", 8192, "--heads", 4)
     assert made.returncode == 0, made.stderr
     (tmp_path / "tiny.gguf").symlink_to(sim_traces / "tiny.gguf")
+    if what == "analyze":
+        if not shutil.which("gnuplot"):
+            pytest.skip("gnuplot is not installed")
+        sim(tmp_path / "r.csv", sim_traces / "real.h5", "-p", "h2o", "-p", "rmm", "-p", "oracle(mass,hold=lag)", "-b", "32,64", "-L", "0:16:x2")
     args = [tmp_path / x if (tmp_path / str(x)).exists() else x for x in args]
-    out = tmp_path / ("r.csv" if what == "sim" else "r.h5")
+    out = tmp_path / {"sim": "out.csv", "trace": "out.h5", "analyze": "out"}[what]
     seen, code = at_terminal(*args, "-o", out)
     assert code == 0, seen
     lines = drawn(seen)
