@@ -18,7 +18,7 @@ CFLAGS_asan  = -fsanitize=address -fno-omit-frame-pointer
 CFLAGS_ubsan = -fsanitize=undefined -fno-sanitize-recover=all
 CFLAGS_tsan  = -fsanitize=thread
 
-FOLDERS = base traces tracer tracer/cpu sim sim/policies analyze cli
+FOLDERS = base traces tracer tracer/cpu sim sim/policies analyze advise cli
 HEADERS = $(wildcard $(FOLDERS:=/*.h)) $(filter-out tracer/cuda/port.h,$(wildcard tracer/cuda/*.h))
 SOURCES = $(filter-out traces/kernels.c,$(wildcard $(FOLDERS:=/*.c)))
 # The vector kernels are one source, compiled once for each instruction set and chosen at run time.

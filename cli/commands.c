@@ -1,4 +1,5 @@
 #include "cli/commands.h"
+#include "advise/advise.h"
 #include "analyze/analyze.h"
 #include "base/err.h"
 #include "base/options.h"
@@ -87,6 +88,20 @@ const command commands[] = {
                 {"estimates beside truths", "kvlag analyze out/r.csv out/truth3.csv -o out/fig2"},
                 {"the smallest budget that loses at most .1 nats a token; for scripts",
                  "kvlag analyze out/r.csv -o out/fig3 --max-loss 0.1 --json"},
+            },
+    },
+    {
+        .name = "advise",
+        .usage = "TRACE... -o DIR",
+        .help = "which policy, budget and lag: sim and analyze in one step",
+        .about = "Prices sim's default set of policies and lags over the traces, prints what to use and how sure that is, "
+                 "and leaves results, figures and the report in DIR.",
+        .run = cmd_advise,
+        .example =
+            {
+                {"which policy and which lag at 25 %", "kvlag advise out/t.h5 -o out/advice -b 25%"},
+                {"the least memory that loses at most .1 nats a token; policies of one's own choice",
+                 "kvlag advise out/t.h5 -o out/cheap --max-loss 0.1 -p h2o -p ema -p 'rmm(sinks=4)' -L 8,32"},
             },
     },
     {
