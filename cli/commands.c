@@ -101,7 +101,7 @@ const command commands[] = {
             {
                 {"which policy and which lag at 25 %", "kvlag advise out/t.h5 -o out/advice -b 25%"},
                 {"the least memory that loses at most .1 nats a token; policies of one's own choice",
-                 "kvlag advise out/t.h5 -o out/cheap --max-loss 0.1 -p h2o -p ema -p 'rmm(sinks=4)' -L 8,32"},
+                 "kvlag advise out/t.h5 -o out/cheap --max-loss 0.1 -p ema -p rmm -L 8,32"},
             },
     },
     {
