@@ -100,7 +100,7 @@ const command commands[] = {
         .example =
             {
                 {"which policy and which lag at 25 %", "kvlag advise out/t.h5 -o out/advice -b 25%"},
-                {"the least memory that loses at most .1 nats a token; policies of one's own choice",
+                {"the least memory that loses at most .1 nats a token",
                  "kvlag advise out/t.h5 -o out/cheap --max-loss 0.1 -p ema -p rmm -L 8,32"},
             },
     },
