@@ -295,7 +295,7 @@ static int add_note(budget_plot *p) {
                  : p->resampled ? "bars: 90 %, resampled"
                                 : "bars: 90 %, calibration alone",
                  p->n_bars && lag ? "; " : "", lag ? "lag: the best at each budget" : ""));
-    return text_add(&p->figure->script, "at screen 0.985, screen 0.04 right font ',5.5' textcolor '#606060'\n");
+    return text_add(&p->figure->script, "at screen 0.985, screen 0.022 right font ',5.5' textcolor '#606060'\n");
 }
 
 static int write_script(budget_plot *p) {
