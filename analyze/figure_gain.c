@@ -202,8 +202,10 @@ static int add_panel(gain_plot *p, bool closed, double bottom, double top) {
     TRY(text_add(t,
                  "if (paper) set label '%s' at screen 0.035, screen %.4f center rotate by 90 font ',6'\n"
                  "if (!paper) set label '%s' at graph 0.02, graph 0.98 left\n",
-                 closed ? "closed share" : "gain (nats/token)", (top + bottom) / 2 / p->height,
-                 closed ? "closed share" : "smoothing gain"));
+                 closed                                           ? "closed share"
+                 : results_metrics[p->metric].kind == METRIC_LOSS ? "gain (nats/token)"
+                                                                  : "gain",
+                 (top + bottom) / 2 / p->height, closed ? "closed share" : "smoothing gain"));
     if (closed)
         TRY(text_add(t, "set arrow from graph 0, first 1 to graph 1, first 1 nohead back dashtype (1.5,3) "
                         "linewidth 0.6 linecolor '#606060'\n"));

@@ -92,7 +92,7 @@ static int fill(pending_plot *p, panel *to, const lag_curve *charged, const lag_
             TRY(bootstrap_difference(b, paid, gratis, p->metric, &at->part[PRICE], &chance));
             TRY(bootstrap_difference(b, zero, paid, p->metric, &at->part[NET], &chance));
         }
-        to->band |= !isnan(at->part[NET].lo);
+        to->band |= at->lag > 0 && !isnan(at->part[NET].lo);
         p->last_lag = fmax(p->last_lag, at->lag);
     }
     return 0;
@@ -229,7 +229,9 @@ static int write_script(pending_plot *p) {
                  "if (paper) set label 'information: lag 0 less free; memory: charged less free%s' at screen 0.985, "
                  "screen %.4f right font ',5.5' textcolor '#606060'\n",
                  (LEFT + RIGHT) / 2, 0.215 / p->height, band ? "; shaded: 90 %" : "", 0.08 / p->height));
-    TRY(axis_add_y_label(t, "nats/token", (p->height + BELOW - ABOVE) / 2 / p->height));
+    TRY(axis_add_y_label(
+        t, results_metrics[p->metric].kind == METRIC_LOSS ? "nats/token" : results_metrics[p->metric].brief,
+        (p->height + BELOW - ABOVE) / 2 / p->height));
     TRY(text_add(t, "set multiplot\n"));
     for (size_t i = 0; i < p->n_panels; i++) TRY(add_panel(p, i));
     return text_add(t, "unset multiplot\n");

@@ -381,4 +381,22 @@ def test_without_blocks_the_calibration_is_shown(results, tmp_path):
     assert "recommended" not in words(tmp_path / "o", "lag_rmm_kl_est")
     assert "no closed share: no resamples" in " ".join(words(tmp_path / "o", "gain_rmm_kl_est"))
     for name in "measuring_25_kl_est", "pending_rmm_kl_est", "pareto_memory_kl_est", "memory_kl_est":
-        assert not [t for t in words(tmp_path / "o", name) if "resampled" in t or "paired" in t]
+        assert not [t for t in words(tmp_path / "o", name) if "resampled" in t or "paired" in t or "shaded" in t]
+
+
+def test_disturbances_have_no_unit(tmp_path):
+    """A trace without gradients: what is shown is no loss."""
+    path = sim(tmp_path / "r.csv", "-p rmm -p h2o -b 10%,25%,50% -L 0:4:x2 --pending both")
+    rows = list(csv.reader(path.read_text().splitlines()))
+    head = next(i for i, r in enumerate(rows) if r[0] == "trace")
+    gone = [i for i, c in enumerate(rows[head]) if c.startswith(("dloss", "kl_e", "kl_l", "kl_h", "fisher"))]
+    for r in rows[head + 1:]:
+        for i in gone:
+            r[i] = ""
+    with open(path, "w", newline="") as f:
+        csv.writer(f, lineterminator="\n").writerows(rows)
+    (tmp_path / "r.blocks.h5").unlink()
+    analyze(path, tmp_path / "o", "gain,pending,memory")
+    for name in "gain_rmm_lost_mass", "pending_rmm_lost_mass", "memory_lost_mass":
+        text = words(tmp_path / "o", name)
+        assert not [t for t in text if "nats" in t] and [t for t in text if "lost mass" in t]
