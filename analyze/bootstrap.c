@@ -22,7 +22,6 @@ struct bootstrap {
     bool whole;
     uint16_t *times;  /* [R][n_sequences] or [R][n_sequences][64]: how often each is drawn */
     double widen;     /* deviations from the estimate, by this factor */
-    uint32_t *series; /* [n_configs] the first configuration of the same series */
     double **kept;    /* [n_configs][RESULTS_METRICS] replicates, or NULL */
 };
 
@@ -50,14 +49,6 @@ static void draw_all(bootstrap *b) {
             else draw_blocks(b, i, s, b->times + i * b->per_resample + s * BLOCKS_PER_ROW);
 }
 
-static void find_series(bootstrap *b) {
-    for (size_t i = 0; i < b->r->n_configs; i++) {
-        size_t k = 0;
-        while (!result_same_series(&b->r->configs[k], &b->r->configs[i])) k++;
-        b->series[i] = (uint32_t)k;
-    }
-}
-
 int bootstrap_new(const results *r, const evidence *e, uint64_t seed, bootstrap **out) {
     bootstrap *b = *out = mem_new(1, sizeof *b, "bootstrap");
     if (!b) return ERR_DATA;
@@ -68,15 +59,13 @@ int bootstrap_new(const results *r, const evidence *e, uint64_t seed, bootstrap 
     double n = (double)r->n_sequences, freedom = b->whole ? n - 1 : n * (units - 1);
     b->widen = student_95(freedom) / NORMAL_95 * sqrt(b->whole ? n / (n - 1) : units / (units - 1));
     b->times = mem_new(R * b->per_resample, sizeof *b->times, "resamples");
-    b->series = mem_new(r->n_configs + 1, sizeof *b->series, "series");
     b->kept = mem_new(r->n_configs * RESULTS_METRICS + 1, sizeof *b->kept, "replicates");
-    if (!b->times || !b->series || !b->kept) {
+    if (!b->times || !b->kept) {
         bootstrap_free(b);
         *out = NULL;
         return ERR_DATA;
     }
     draw_all(b);
-    find_series(b);
     return 0;
 }
 
@@ -85,7 +74,6 @@ void bootstrap_free(bootstrap *b) {
     for (size_t i = 0; b->kept && i < b->r->n_configs * RESULTS_METRICS; i++) mem_free(b->kept[i]);
     mem_free(b->kept);
     mem_free(b->times);
-    mem_free(b->series);
     mem_free(b);
 }
 
@@ -156,8 +144,8 @@ static void widen(const bootstrap *b, double value, bool positive, double *repli
     }
 }
 
-static double normal(const bootstrap *b, size_t resample, size_t sequence, size_t k, uint32_t what) {
-    return rng_normal(rng_philox(b->seed, (uint32_t)resample, (uint32_t)sequence, (uint32_t)k, what));
+static double normal(const bootstrap *b, size_t resample, size_t sequence, uint32_t k, uint32_t what) {
+    return rng_normal(rng_philox(b->seed, (uint32_t)resample, (uint32_t)sequence, k, what));
 }
 
 static bool is_calibrated(const bootstrap *b, const result *row) {
@@ -166,7 +154,7 @@ static bool is_calibrated(const bootstrap *b, const result *row) {
 
 /* Multiply every replicate of a KL by what the calibration may be off. */
 static void add_calibration(const bootstrap *b, const result *c, double *replicate) {
-    size_t config = (size_t)(c - b->r->configs), series = b->series[config];
+    uint32_t config = result_hash(c), series = result_series_hash(c);
     double total = 0;
     for (size_t s = 0; s < c->n_parts; s++) total += c->part[s]->metric[KL_EST];
     if (!(total > 0)) return;
@@ -261,12 +249,13 @@ static double p_value(const double *difference) {
     return fmin(1, fmax(2 * ((double)least + (double)ties / 2), 1) / R);
 }
 
-int bootstrap_difference(bootstrap *b, const result *a, const result *c, size_t metric, estimate *out, double *p) {
+int bootstrap_difference_between(bootstrap *b_a, const result *a, bootstrap *b_c, const result *c, size_t metric,
+                                 estimate *out, double *p) {
     const double *x, *y;
     *out = (estimate){a->metric[metric] - c->metric[metric], NAN, NAN};
     *p = NAN;
-    TRY(bootstrap_replicates(b, a, metric, &x));
-    TRY(bootstrap_replicates(b, c, metric, &y));
+    TRY(bootstrap_replicates(b_a, a, metric, &x));
+    TRY(bootstrap_replicates(b_c, c, metric, &y));
     if (!x || !y) return 0;
     double *difference = mem_new(R, sizeof *difference, "replicates");
     if (!difference) return ERR_DATA;
@@ -275,4 +264,8 @@ int bootstrap_difference(bootstrap *b, const result *a, const result *c, size_t 
     *p = p_value(difference);
     mem_free(difference);
     return code;
+}
+
+int bootstrap_difference(bootstrap *b, const result *a, const result *c, size_t metric, estimate *out, double *p) {
+    return bootstrap_difference_between(b, a, b, c, metric, out, p);
 }

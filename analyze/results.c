@@ -384,6 +384,28 @@ bool result_same_series(const result *a, const result *b) {
     return true;
 }
 
+/* FNV-1a over the columns of text, each with its end. */
+static uint32_t hash_texts(const result *c, bool series) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < N_TEXTS; i++) {
+        if (series ? !texts[i].series : !texts[i].key) continue;
+        const char *word = text_of(c, i);
+        for (size_t k = 0, n = strlen(word) + 1; k < n; k++) hash = (hash ^ (unsigned char)word[k]) * 16777619u;
+    }
+    return hash;
+}
+
+uint32_t result_series_hash(const result *c) {
+    return hash_texts(c, true);
+}
+
+uint32_t result_hash(const result *c) {
+    char lag[32];
+    uint32_t hash = hash_texts(c, false);
+    for (const char *word = text_number(lag, c->lag); *word; word++) hash = (hash ^ (unsigned char)*word) * 16777619u;
+    return hash;
+}
+
 /* Precision is named where it is not the usual: kv_bits that are not 16, and pending_bits that are not kv_bits. Other
  * columns are where some series of the same spec has another value. */
 static bool must_be_named(const results *r, const result *c, size_t i) {

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* What a configuration costs, less being better: an estimate of loss; a plain disturbance, shown where there is no such
  * estimate; or a part of an estimate, which is only held against the truth. */
@@ -102,6 +103,10 @@ bool result_is_free(const result *c); /* pending entries do not count against th
 
 /* Same policy, parameters, unit, schedule, prompt, seed and bits: the two differ in budget, lag or pending only. */
 bool result_same_series(const result *a, const result *b);
+
+/* A number for what both have in common, or for the whole configuration: the same in whatever file it stands. */
+uint32_t result_series_hash(const result *c);
+uint32_t result_hash(const result *c);
 
 /* The spec, and after it what sets this series apart from others of the same spec: "tova, unit head"; precision where it
  * is not the usual: "h2o, kv_bits 8", "h2o, kv_bits 8, pending_bits 4". Owned by the caller; NULL on failure. */

@@ -105,6 +105,22 @@ const command commands[] = {
             },
     },
     {
+        .name = "compare",
+        .usage = "A.csv B.csv",
+        .help = "what changed between two sets of results, and whether it is more than chance",
+        .about = "Configurations are matched by policy, budget, lag and what else sets them apart. Of each the change of "
+                 "its estimates is shown with a 90 % interval. Both files must be about the same traces, since then "
+                 "their resamples are paired and small changes can be told from chance.",
+        .run = cmd_compare,
+        .example =
+            {
+                {"another run of the same work, here with a part of the steps",
+                 "kvlag sim out/t.h5 -o out/quick.csv -p rmm -p h2o -b 10%,25% -L 0:64:x2 --sample steps:64"},
+                {"is it good enough?", "kvlag compare out/r.csv out/quick.csv"},
+                {"everything, as a table", "kvlag compare out/r.csv out/quick.csv -o out/changes.csv"},
+            },
+    },
+    {
         .name = "merge",
         .usage = "SHARD.csv... -o FILE.csv",
         .help = "put together what sim --shard k/n wrote on several machines",
