@@ -188,6 +188,22 @@ static int advise_all(chooser *h, advice_list *out) {
     return 0;
 }
 
+/* Between two budgets: what the loss that was asked for takes of memory. */
+static int interpolate(chooser *h, advice_list *out) {
+    const result *pick = out->n ? out->item[out->main].pick : NULL;
+    memory_curves all;
+    out->measure = memory_pick_measure(h->r);
+    out->memory = (estimate){NAN, NAN, NAN};
+    if (isnan(h->max_loss) || !pick) return 0;
+    int code = memory_curves_find(h->r, h->metric, &all);
+    for (size_t i = 0; i < all.n && !code; i++)
+        if (result_same_series(all.item[i].point[0], pick))
+            code = memory_at_loss(h->b, &all.item[i], h->max_loss, &out->memory);
+    if (isinf(out->memory.value)) out->memory.value = NAN;
+    memory_curves_free(&all);
+    return code;
+}
+
 static const char *why_no_resamples(bootstrap *b, const evidence *e, const results *r, size_t metric, int *code) {
     const double *x = NULL;
     for (size_t i = 0; i < r->n_configs && !*code && !x; i++)
@@ -206,6 +222,7 @@ int advice_make(bootstrap *b, const evidence *e, const results *r, size_t metric
     out->why_not = why_no_resamples(b, e, r, metric, &code);
     if (!code) code = lag_curves_find(r, metric, &h.curves);
     if (!code) code = advise_all(&h, out);
+    if (!code) code = interpolate(&h, out);
     lag_curves_free(&h.curves);
     return code;
 }
@@ -378,6 +395,18 @@ static int add_cheaper(const advice_list *l, const advice *a, text *t) {
                     a->pick->cost[COST_SCORE_UPDATES]);
 }
 
+static int add_interpolated(const advice_list *l, const advice *a, text *t) {
+    double priced = memory_of(a->pick, l->measure);
+    if (isnan(l->memory.value) || fabs(l->memory.value - priced) < 0.01 * priced) return 0;
+    char *name = result_series_name(l->results, a->pick);
+    int code = name ? text_add(t, " By interpolation %s%s loses %g at ", name,
+                               a->pick->lag >= 0 ? ", at its best lags," : "", l->max_loss)
+                    : ERR_DATA;
+    mem_free(name);
+    if (!code) code = memory_add_words(t, l->measure, l->memory.value);
+    return code ? code : text_add(t, ".");
+}
+
 int advice_words(const advice_list *l, size_t i, text *t) {
     const advice *a = &l->item[i];
     TRY(add_budget(l, a, t));
@@ -390,6 +419,7 @@ int advice_words(const advice_list *l, size_t i, text *t) {
     TRY(add_rival(l, a, t));
     TRY(text_add(t, "."));
     if (i != l->main) return 0;
+    TRY(add_interpolated(l, a, t));
     if (l->why_not) TRY(text_add(t, " There are no intervals, so these differences may be chance: %s.", l->why_not));
     TRY(add_lags(l, a, t));
     return add_cheaper(l, a, t);

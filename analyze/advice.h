@@ -7,6 +7,7 @@
 #pragma once
 
 #include "analyze/decide.h"
+#include "analyze/memory.h"
 #include "base/text.h"
 
 typedef enum advice_rival {
@@ -47,6 +48,10 @@ typedef struct advice_list {
     size_t metric;   /* index into results_metrics */
     double max_loss; /* NaN: not asked */
     bool met;        /* the main budget keeps it */
+    /* Where the loss of the main pick's series, at its best lags, comes down to max_loss; NaN where that is not between
+     * budgets that were priced. */
+    memory_measure measure;
+    estimate memory;
     const results *results;
     bool whole;          /* sequences were resampled: statements are about texts like these */
     const char *why_not; /* no resamples: why; NULL where there are some */

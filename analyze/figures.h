@@ -39,6 +39,7 @@ typedef struct figure_input {
 /* A kind of figure. collect appends any number of figures; what it must leave out it names on stderr. 0 or a code. */
 typedef struct figure_kind {
     const char *name, *help;
+    const char *reading; /* what its lines and marks are, for who has not seen one before */
     int (*collect)(const figure_input *in, figure_list *list);
 } figure_kind;
 extern const figure_kind figure_kinds[]; /* ends with a NULL name */

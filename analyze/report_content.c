@@ -327,6 +327,7 @@ static int add_picture(maker *m, report_picture *p, const figure_kind **kind) {
     text words = {0};
     int code = heading(p->kind->help, &words);
     if (!code && *kind != p->kind) code = report_add(m->out, REPORT_GROUP, "%s", words.data);
+    if (!code && *kind != p->kind) code = report_add(m->out, REPORT_PARAGRAPH, "%s", p->kind->reading);
     *kind = p->kind;
     if (!code) code = text_add(&words, ": %s", p->figure->name);
     if (!code) code = report_add_figure(m->out, &p->svg, p->link.n ? p->link.data : "", p->figure->name, words.data);

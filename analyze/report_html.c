@@ -52,7 +52,9 @@ static const char style[] =
     "@media (max-width: 40rem) { body { padding-top: 1rem; } .lead { padding: 0.75rem 1rem; font-size: 1.05rem; }\n"
     "  table { font-size: 0.85rem; } th, td { padding: 0.35rem 0.5rem; } }\n"
     "@media print { body { max-width: none; padding: 0; font-size: 10pt; } nav { display: none; }\n"
-    "  .table, pre { overflow: visible; } pre { white-space: pre-wrap; } th, td { white-space: normal; }\n"
+    "  .table, pre { overflow: visible; } pre { white-space: pre-wrap; } table { font-size: 7.5pt; }\n"
+    "  th, td { white-space: normal; padding: 0.2rem 0.4rem; } .lead { font-size: 11pt; }\n"
+    "  .lead, .kvlag-text span { print-color-adjust: exact; -webkit-print-color-adjust: exact; }\n"
     "  figure, tr, .lead { break-inside: avoid; } h2, h3 { break-after: avoid; } }\n"
     "</style>\n";
 

@@ -398,6 +398,8 @@ static int put_decisions(const summary *s, cJSON *root) {
     TRY(put_string(root, "metric_name", results_metrics[s->metric].axis));
     TRY(put_maybe(root, "max_loss", a->max_loss, "not asked"));
     if (!isnan(a->max_loss)) TRY(put(root, "max_loss_met", cJSON_CreateBool(a->met)));
+    if (!isnan(a->max_loss))
+        TRY(put_estimate(s, root, "max_loss_memory", a->memory, "not between the budgets that were priced"));
     TRY(put_new(root, "recommendation", false, &o));
     if (a->n) TRY(put_advice(s, o, a->main));
     TRY(put_budgets(s, root));

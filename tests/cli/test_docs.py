@@ -78,7 +78,7 @@ def test_every_document_is_linked_from_the_readme():
 
 
 def test_options_that_documents_name_exist():
-    commands = "trace sim verify analyze advise merge info make-trace policies completion".split()
+    commands = "trace sim verify analyze advise compare merge info make-trace policies completion".split()
     helps = [subprocess.run([documents.KVLAG, "help", c], capture_output=True, text=True, check=True) for c in commands]
     known = OTHERS_OPTIONS | {"--version", "--help"} | set(re.findall(r"--[a-z][a-z-]*", " ".join(h.stdout for h in helps)))
     for document in DOCUMENTS:

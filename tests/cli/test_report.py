@@ -303,6 +303,14 @@ def test_nothing_is_overwritten(made, tmp_path, name):
     assert (tmp_path / "out" / name).read_text() != "mine"
 
 
+def test_every_kind_of_figure_says_how_to_read_it(made):
+    """A heading, a paragraph, then its pictures."""
+    kinds = {f["kind"] for f in summary_of(made)["figures"]}
+    figures = page_of(made).split(">Figures</h2>")[1].split("<h2")[0]
+    found = re.findall(r'<h3>([^<]+)</h3>\n<p>([^<]{40,})</p>\n<div class="figures">', figures)
+    assert len({words for _, words in found}) == len(kinds) == figures.count("<h3>") >= 8
+
+
 def test_other_files_are_not_harmed(made, tmp_path):
     for name in "notes.txt", "budget.svg", "report.html.bak":
         (tmp_path / name).write_text(name)

@@ -184,12 +184,18 @@ static void test_recommended_lag_must_stay_ahead(void **state) {
 }
 
 static void add_three_budgets(made *m) {
-    add(m, "h2o", "10", -1, 0.75);
-    add(m, "ema", "10", -1, 0.5);
-    add(m, "h2o", "20", -1, 0.25);
-    add(m, "ema", "20", -1, 0.375);
-    add(m, "h2o", "40", -1, 0.125);
-    add(m, "ema", "40", -1, 0.25);
+    static const double h2o[] = {0.75, 0.25, 0.125}, ema[] = {0.5, 0.375, 0.25};
+    static const char *const budget[] = {"10", "20", "40"};
+    double x[STEPS];
+    for (size_t i = 0; i < 6; i++) {
+        for (size_t t = 0; t < STEPS; t++) x[t] = (i % 2 ? ema : h2o)[i / 2];
+        made_add(m, (made_row){.seq = "0",
+                               .spec = i % 2 ? "ema" : "h2o",
+                               .budget = budget[i / 2],
+                               .entries = 10 << i / 2,
+                               .lag = -1,
+                               .first = x});
+    }
 }
 
 static const advice *at_main(const advice_list *l, const char *budget, const char *spec) {
@@ -211,24 +217,30 @@ static void test_main_budget(void **state) {
     assert_int_equal(advice_make(m.b, m.e, m.r, DLOSS_EST, 0.5, &l), 0);
     at_main(&l, "10", "ema");
     says(&l, l.main,
-         "For this text, to lose at most 0.5, take a budget of 64 entries and ema: it costs 0.500 nats/token (90 % "
+         "For this text, to lose at most 0.5, take a budget of 10 entries and ema: it costs 0.500 nats/token (90 % "
          "interval 0.500 to 0.500), 0.250 less than h2o, the next best (0.250 to 0.250, p < 0.001). No policy that "
          "waits was priced at this budget.");
     advice_free(&l);
     assert_int_equal(advice_make(m.b, m.e, m.r, DLOSS_EST, 0.375, &l), 0);
     at_main(&l, "20", "h2o");
     assert_true(l.met);
+    /* From .75 at 10 to .25 at 20 on logarithmic scales: .375 at 10 2^(ln 2 / ln 3) = 15.49. */
+    says(&l, l.main,
+         "For this text, to lose at most 0.375, take a budget of 20 entries and h2o: it costs 0.250 nats/token (90 % "
+         "interval 0.250 to 0.250), 0.125 less than ema, the next best (0.125 to 0.125, p < 0.001). By interpolation "
+         "h2o "
+         "loses 0.375 at 15.49 entries. No policy that waits was priced at this budget.");
     advice_free(&l);
     assert_int_equal(advice_make(m.b, m.e, m.r, DLOSS_EST, 0.1, &l), 0);
     at_main(&l, "40", "h2o");
     assert_false(l.met);
     says(&l, l.main,
-         "No budget that was priced keeps the loss at 0.1 or less. For this text, at the largest one, 64 entries, use "
+         "No budget that was priced keeps the loss at 0.1 or less. For this text, at the largest one, 40 entries, use "
          "h2o: it costs 0.125 nats/token (90 % interval 0.125 to 0.125), 0.125 less than ema, the next best (0.125 to "
          "0.125, p < 0.001). No policy that waits was priced at this budget.");
     says(
         &l, 0,
-        "At a budget of 64 entries, use ema: it costs 0.500 nats/token (90 % interval 0.500 to 0.500), 0.250 less than "
+        "At a budget of 10 entries, use ema: it costs 0.500 nats/token (90 % interval 0.500 to 0.500), 0.250 less than "
         "h2o, the next best (0.250 to 0.250, p < 0.001).");
     finish(&m, &l);
 }
