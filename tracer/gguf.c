@@ -58,6 +58,7 @@ enum {
     MAX_NESTING = 4, /* arrays in arrays; no known model has any */
     MAX_KEY = 65535, /* bytes, by the specification */
     MAX_ALIGNMENT = 1 << 20,
+    NAME_MOST = 64,              /* bytes of a tensor's name, by the format */
     MAX_SHARDS = 65535,          /* split.count is a uint16 */
     LEAST_KEY = 8 + 4 + 1,       /* bytes of a key with an empty name and a uint8 value */
     LEAST_TENSOR = 8 + 4 + 4 + 8 /* bytes of a tensor with an empty name and no dimensions */
@@ -80,7 +81,7 @@ typedef struct shard {
 } shard;
 
 typedef struct placed {
-    gguf_tensor tensor;
+    tensor tensor;
     uint64_t offset; /* from the start of its shard's tensor data */
 } placed;
 
@@ -90,7 +91,7 @@ struct gguf {
     size_t n_shards;
     placed *tensors; /* shard by shard, in file order */
     size_t n_tensors, capacity;
-    const gguf_tensor **by_name; /* sorted */
+    const tensor **by_name; /* sorted */
 };
 
 /* ---- reading bytes ---------------------------------------------------------------------------------------------- */
@@ -449,7 +450,7 @@ int gguf_floats(const gguf *g, const char *key, float **out, size_t *n) {
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
 /* The bytes of dims[0] x .. x dims[3] values of the tensor's type. */
-static int measure(gguf_tensor *t, const dequant_type *type) {
+static int measure(tensor *t, const dequant_type *type) {
     uint64_t n = 1;
     bool overflow = false;
     for (int i = 0; i < t->n_dims; i++) {
@@ -468,12 +469,12 @@ static int measure(gguf_tensor *t, const dequant_type *type) {
     return 0;
 }
 
-static int read_name(cursor *c, gguf_tensor *t) {
+static int read_name(cursor *c, tensor *t) {
     gguf_string name;
     TRY(take_string(c, "name", &name));
     if (name.n == 0) return err_set(ERR_DATA, "the name is empty");
-    if (name.n >= sizeof t->name)
-        return err_set(ERR_DATA, "name of %zu bytes (at most %zu)", name.n, sizeof t->name - 1);
+    if (name.n > NAME_MOST)
+        return err_set(ERR_DATA, "name of %zu bytes (at most %d)", name.n, NAME_MOST);
     if (memchr(name.text, 0, name.n)) return err_set(ERR_DATA, "the name holds a NUL byte");
     memcpy(t->name, name.text, name.n);
     return 0;
@@ -481,7 +482,7 @@ static int read_name(cursor *c, gguf_tensor *t) {
 
 /* After this only the place of the data is open. */
 static int read_tensor(cursor *c, placed *p) {
-    gguf_tensor *t = &p->tensor;
+    tensor *t = &p->tensor;
     uint32_t n_dims;
     TRY(read_name(c, t));
     TRY(take_u32(c, "number of dimensions", &n_dims));
@@ -514,7 +515,7 @@ static int read_alignment(const shard *s, uint32_t *out) {
 }
 
 static int place_tensor(const shard *s, placed *p, size_t data_at, uint32_t alignment) {
-    gguf_tensor *t = &p->tensor;
+    tensor *t = &p->tensor;
     uint64_t from, to;
     if (p->offset % alignment)
         return err_set(ERR_DATA, "tensor '%s': offset %" PRIu64 " is not a multiple of the alignment %" PRIu32, t->name,
@@ -526,6 +527,7 @@ static int place_tensor(const shard *s, placed *p, size_t data_at, uint32_t alig
         return err_set(ERR_DATA, "tensor '%s' needs bytes %" PRIu64 "..%" PRIu64 ", file has %zu", t->name, from, to,
                        s->size);
     t->data = s->base + from;
+    t->file = s->path;
     return 0;
 }
 
@@ -552,11 +554,11 @@ static int add_tensors(gguf *g, const shard *s) {
 }
 
 static int compare_names(const void *a, const void *b) {
-    return strcmp((*(const gguf_tensor *const *)a)->name, (*(const gguf_tensor *const *)b)->name);
+    return strcmp((*(const tensor *const *)a)->name, (*(const tensor *const *)b)->name);
 }
 
 static int compare_places(const void *a, const void *b) {
-    const gguf_tensor *x = *(const gguf_tensor *const *)a, *y = *(const gguf_tensor *const *)b;
+    const tensor *x = *(const tensor *const *)a, *y = *(const tensor *const *)b;
     return ((const byte *)x->data > (const byte *)y->data) - ((const byte *)x->data < (const byte *)y->data);
 }
 
@@ -564,7 +566,7 @@ static int compare_places(const void *a, const void *b) {
 static int index_tensors(gguf *g) {
     size_t n = g->n_tensors;
     if (n == 0) return 0;
-    const gguf_tensor **list = g->by_name = mem_new(n, sizeof *g->by_name, "tensor names");
+    const tensor **list = g->by_name = mem_new(n, sizeof *g->by_name, "tensor names");
     if (!list) return ERR_DATA;
     for (size_t i = 0; i < n; i++) list[i] = &g->tensors[i].tensor;
     qsort(list, n, sizeof *list, compare_places);
@@ -582,11 +584,11 @@ size_t gguf_n_tensors(const gguf *g) {
     return g->n_tensors;
 }
 
-const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i) {
+const tensor *gguf_tensor_at(const gguf *g, size_t i) {
     return &g->tensors[i].tensor;
 }
 
-const gguf_tensor *gguf_find(const gguf *g, const char *name) {
+const tensor *gguf_find(const gguf *g, const char *name) {
     for (size_t low = 0, high = g->n_tensors; low < high;) {
         size_t middle = low + (high - low) / 2;
         int order = strcmp(name, g->by_name[middle]->name);
@@ -595,20 +597,6 @@ const gguf_tensor *gguf_find(const gguf *g, const char *name) {
         else low = middle + 1;
     }
     return NULL;
-}
-
-int gguf_rows(const gguf *g, const gguf_tensor *t, size_t row0, size_t n, float *out) {
-    const dequant_type *type = dequant_find(t->type);
-    size_t rows = t->dims[1] * t->dims[2] * t->dims[3], blocks = t->dims[0] / type->block;
-    char list[256];
-    if (!type->run)
-        return err_set(ERR_DATA, "%s: tensor '%s': type %s is not supported (these are: %s)", g->path, t->name,
-                       t->type_name, dequant_supported(list, sizeof list));
-    if (row0 > rows || n > rows - row0)
-        return err_set(ERR_DATA, "%s: tensor '%s': %zu rows from row %zu asked, it has %zu", g->path, t->name, n, row0,
-                       rows);
-    type->run((const byte *)t->data + row0 * blocks * type->block_bytes, n * blocks, out);
-    return 0;
 }
 
 /* ---- split files ------------------------------------------------------------------------------------------------ */
