@@ -205,9 +205,6 @@ static void announce(const job *j) {
 
 static int begin_file(job *j) {
     const model *m = j->model;
-    char rope[96];
-    snprintf(rope, sizeof rope, "base %.9g, %s, %d dims", m->rope_base,
-             m->arch->rope == ARCH_ROPE_INTERLEAVED ? "interleaved" : "neox", m->rope_dims);
     trace_model facts = {.name = m->name,
                          .arch = (char *)m->arch->name,
                          .n_layer = m->n_layer,
@@ -219,7 +216,7 @@ static int begin_file(job *j) {
                          .window = m->window,
                          .scale = m->scale,
                          .softcap = m->softcap,
-                         .rope = rope,
+                         .rope = m->rope_text,
                          .backend = (char *)j->capture.backend->name,
                          .device = (char *)j->capture.backend->device(j->capture.state),
                          .compute = (char *)j->capture.backend->compute(j->capture.state)};

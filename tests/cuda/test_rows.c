@@ -97,7 +97,9 @@ static float *angles_of(const head_shape *s) {
     size_t dims = (size_t)s->rope_dims;
     float *angles = mem_new(s->T * dims, sizeof *angles, "test");
     assert_non_null(angles);
-    for (size_t t = 0; t < s->T; t++) rows_rope_angles((int32_t)t + 1, s->rope_dims, 10000, angles + t * dims);
+    double inverse[128];
+    for (size_t i = 0; i < dims / 2; i++) inverse[i] = pow(10000, -2.0 * (double)i / (double)dims);
+    for (size_t t = 0; t < s->T; t++) rows_rope_angles((int32_t)t + 1, s->rope_dims, inverse, 1, angles + t * dims);
     return angles;
 }
 

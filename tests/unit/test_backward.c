@@ -156,7 +156,7 @@ static void silu_gate_back_by_hand(void **state) {
 static void rope_back_is_the_inverse(void **state) {
     (void)state;
     float angles[4], x[6] = {1, -2, 3, 4, 5, 6};
-    rows_rope_angles(9, 4, 100, angles);
+    rows_rope_angles(9, 4, (const double[]){1, .1}, 1, angles);
     for (int kind = 0; kind < 2; kind++) {
         rows_rope(x, 1, 6, 4, kind ? ARCH_ROPE_HALVES : ARCH_ROPE_INTERLEAVED, angles);
         assert_true(fabsf(x[0] - 1) > 0.1f);

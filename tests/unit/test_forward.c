@@ -170,7 +170,7 @@ static void rope_by_hand(void **state) {
     (void)state;
     /* dims 4, base 100: angles pos and pos/10. Position 2. */
     float angles[4], a[6] = {1, 0, 0, 1, 5, 6}, b[6] = {1, 0, 0, 1, 5, 6};
-    rows_rope_angles(2, 4, 100, angles);
+    rows_rope_angles(2, 4, (const double[]){1, .1}, 1, angles);
     assert_float_equal(angles[0], -0.41614684f, 1e-6f);
     assert_float_equal(angles[1], 0.90929743f, 1e-6f);
     assert_float_equal(angles[2], 0.98006658f, 1e-6f);

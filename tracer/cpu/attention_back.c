@@ -127,7 +127,7 @@ static int sum_rows(void *context, size_t task, int worker) {
     for (size_t t = from; t < from + SUM_ROWS && t < r->T; t++) {
         float *row = b->d_qkv + (set * r->T + t) * r->ld_qkv, *kv = row + (size_t)m->n_head * dim;
         for (size_t i = 0; i < 2 * kv_heads; i++) sum_group(b, i % kv_heads, set, i / kv_heads, t, kv + i * dim);
-        rows_rope_back(row, m->n_head + m->n_kv_head, m->head_dim, m->rope_dims, m->arch->rope,
+        rows_rope_back(row, m->n_head + m->n_kv_head, m->head_dim, m->rope_dims, m->rope_kind,
                        r->angles + t * (size_t)m->rope_dims);
     }
     return 0;

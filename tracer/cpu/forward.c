@@ -63,7 +63,8 @@ int cpu_run_new(backend_state *s, const int32_t *tokens, int32_t n, const forwar
     mem_carver c = {.base = r->block};
     carve(r, &c);
     for (int32_t t = 0; t < n; t++)
-        rows_rope_angles(t, s->m->rope_dims, s->m->rope_base, r->angles + (size_t)t * (size_t)s->m->rope_dims);
+        rows_rope_angles(t, s->m->rope_dims, s->m->rope[0].inverse, s->m->rope[0].scale,
+                         r->angles + (size_t)t * (size_t)s->m->rope_dims);
     return 0;
 }
 
@@ -147,7 +148,7 @@ static int qkv_tile(void *context, size_t task, int worker) {
     for (size_t row = t.row; row < t.row + t.n_rows; row++) {
         float *x = p->out + row * p->ld_out + t.col;
         for (size_t i = 0; bias && i < t.n_cols; i++) x[i] += bias[t.col + i];
-        rows_rope(x, (int)(turn / (size_t)m->head_dim), m->head_dim, m->rope_dims, m->arch->rope,
+        rows_rope(x, (int)(turn / (size_t)m->head_dim), m->head_dim, m->rope_dims, m->rope_kind,
                   r->angles + row * (size_t)m->rope_dims);
     }
     return 0;

@@ -80,11 +80,11 @@ void rows_silu_gate_back(const float *slope_up, const float *slope_gate, float *
     }
 }
 
-void rows_rope_angles(int32_t position, int32_t dims, double base, float *table) {
+void rows_rope_angles(int32_t position, int32_t dims, const double *inverse, double scale, float *table) {
     for (int32_t i = 0; i < dims / 2; i++) {
-        double angle = (double)position * pow(base, -2.0 * i / dims);
-        table[2 * i] = (float)cos(angle);
-        table[2 * i + 1] = (float)sin(angle);
+        double angle = (double)position * inverse[i];
+        table[2 * i] = (float)(scale * cos(angle));
+        table[2 * i + 1] = (float)(scale * sin(angle));
     }
 }
 

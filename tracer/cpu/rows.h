@@ -22,8 +22,9 @@ void rows_silu_gate_slopes(float *gate, float *up, size_t n);
 /* d_up, which holds the gradient of `out`, becomes that of `up`; d_gate that of `gate`. */
 void rows_silu_gate_back(const float *slope_up, const float *slope_gate, float *d_up, float *d_gate, size_t n);
 
-/* Cosine and sine of pos * base^(-2i/dims) for i < dims/2: table[2i] and table[2i+1]. Computed in f64. */
-void rows_rope_angles(int32_t position, int32_t dims, double base, float *table);
+/* Cosine and sine of position * inverse[i], both times `scale`, for i < dims/2: table[2i] and table[2i+1]. Computed in
+ * f64. */
+void rows_rope_angles(int32_t position, int32_t dims, const double *inverse, double scale, float *table);
 
 /* Turn the first `dims` dimensions of n_head heads, head_dim apart, by one position's table. No alignment needed. */
 void rows_rope(float *heads, int n_head, int32_t head_dim, int32_t dims, arch_rope kind, const float *table);

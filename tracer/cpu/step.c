@@ -253,7 +253,7 @@ static void finish_heads(const backend_steps *st, float *qkv, size_t head, int n
     size_t from = head * (size_t)m->head_dim, n = (size_t)n_head * (size_t)m->head_dim;
     const float *bias = st->s->layer[st->layer].qkv_bias;
     for (size_t i = from; bias && i < from + n; i++) qkv[i] += bias[i];
-    if (turn) rows_rope(qkv + from, n_head, m->head_dim, m->rope_dims, m->arch->rope, st->angles);
+    if (turn) rows_rope(qkv + from, n_head, m->head_dim, m->rope_dims, m->rope_kind, st->angles);
 }
 
 /* One kv head of one copy, and the query heads that read it. */
@@ -332,7 +332,7 @@ int cpu_steps_next(backend_steps *st, int32_t token, step_view *out) {
     size_t n_embd = (size_t)m->n_embd;
     for (size_t i = 0; i < st->n; i++)
         memcpy(st->x + i * st->ld_x, s->embedding + (size_t)token * n_embd, n_embd * sizeof *st->x);
-    rows_rope_angles(st->t, m->rope_dims, m->rope_base, st->angles);
+    rows_rope_angles(st->t, m->rope_dims, m->rope[0].inverse, m->rope[0].scale, st->angles);
     for (int layer = 0; layer < m->n_layer; layer++) TRY(run_layer(st, layer));
     norm(st, s->output_norm);
     TRY(project(st, st->normed, st->ld_x, n_embd, s->output, (size_t)m->n_vocab, 0, st->logits, st->ld_logits));
