@@ -2,23 +2,13 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "tracer/dequant.h"
+#include "tracer/mapped.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
-#if __has_include(<sanitizer/asan_interface.h>)
-#include <sanitizer/asan_interface.h> /* expands to nothing outside AddressSanitizer */
-#else
-#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
-#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
-#endif
 
 /* Numbers are copied out of the mapping as they stand. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read on little-endian machines only");
@@ -73,8 +63,7 @@ typedef struct entry {
 
 typedef struct shard {
     char *path;
-    const byte *base; /* mapped */
-    size_t size;
+    mapped file;
     entry *entries; /* sorted by key */
     size_t n_entries, capacity;
     size_t n_tensors, tensors_at; /* tensors_at: where the list of tensors begins in the file */
@@ -135,51 +124,6 @@ static int take_string(cursor *c, const char *what, gguf_string *out) {
 }
 
 /* ---- one file: mapping and metadata ----------------------------------------------------------------------------- */
-
-/* From the end of the file to the end of its page the mapping reads as zeros, so a read past the end would go
- * unnoticed; under AddressSanitizer those bytes are off limits. */
-static size_t tail_bytes(const shard *s) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    return (page - s->size % page) % page;
-}
-
-/* A file that is cut while it is mapped raises SIGBUS on the next access. We do not guard against that: it needs
- * somebody to truncate a model in use, and copying gigabytes of weights to survive it would cost every other run. */
-static int map_file(shard *s) {
-    struct stat st;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: opening a FIFO must not wait */
-    if (fd < 0) return err_set(ERR_DATA, "cannot be opened: %s", strerror(errno));
-    int code = 0;
-    void *base = NULL;
-    if (fstat(fd, &st) != 0) code = err_set(ERR_DATA, "%s", strerror(errno));
-    else if (S_ISDIR(st.st_mode)) code = err_set(ERR_DATA, "is a folder, not a GGUF file");
-    else if (!S_ISREG(st.st_mode)) code = err_set(ERR_DATA, "is not a regular file");
-    else if (st.st_size == 0) code = err_set(ERR_DATA, "is empty");
-    else {
-        base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (base == MAP_FAILED) code = err_set(ERR_DATA, "cannot be mapped: %s", strerror(errno));
-    }
-    close(fd);
-    if (code) return code;
-    s->base = base;
-    s->size = (size_t)st.st_size;
-    ASAN_POISON_MEMORY_REGION(s->base + s->size, tail_bytes(s));
-    return 0;
-}
-
-static bool begins(const byte *p, size_t n, const char *word) {
-    return n >= strlen(word) && strncasecmp((const char *)p, word, strlen(word)) == 0;
-}
-
-/* What people really have in hand when the magic is wrong. */
-static int refuse_magic(const byte *p, size_t n) {
-    if (begins(p, n, "version https://git-lfs"))
-        return err_set(ERR_DATA, "looks like a Git LFS pointer, not weights (git lfs pull fetches them)");
-    while (n > 0 && strchr(" \t\r\n", *p) && *p) p++, n--;
-    if (begins(p, n, "<!doctype") || begins(p, n, "<html"))
-        return err_set(ERR_DATA, "looks like an HTML page, not weights (was a download refused?)");
-    return err_set(ERR_DATA, "not a GGUF file");
-}
 
 static int check_version(uint32_t version) {
     if (version == 2 || version == 3) return 0;
@@ -263,9 +207,9 @@ static int read_entries(shard *s, cursor *c, uint64_t n) {
 }
 
 static int parse_shard(shard *s) {
-    TRY(map_file(s));
-    cursor c = {.base = s->base, .size = s->size};
-    if (memcmp(s->base, "GGUF", s->size < 4 ? s->size : 4) != 0) return refuse_magic(s->base, s->size);
+    TRY(mapped_open(&s->file, s->path, "GGUF file"));
+    cursor c = {.base = s->file.base, .size = s->file.size};
+    if (memcmp(c.base, "GGUF", c.size < 4 ? c.size : 4) != 0) return mapped_refuse(&s->file, "GGUF file");
     uint32_t magic, version;
     uint64_t n_tensors, n_entries;
     TRY(take_u32(&c, "magic", &magic));
@@ -289,10 +233,7 @@ static int shard_open(shard *s, const char *path) {
 }
 
 static void shard_close(shard *s) {
-    if (s->base) {
-        ASAN_UNPOISON_MEMORY_REGION(s->base + s->size, tail_bytes(s));
-        munmap((void *)s->base, s->size);
-    }
+    mapped_close(&s->file);
     mem_free(s->entries);
     mem_free(s->path);
 }
@@ -473,8 +414,7 @@ static int read_name(cursor *c, tensor *t) {
     gguf_string name;
     TRY(take_string(c, "name", &name));
     if (name.n == 0) return err_set(ERR_DATA, "the name is empty");
-    if (name.n > NAME_MOST)
-        return err_set(ERR_DATA, "name of %zu bytes (at most %d)", name.n, NAME_MOST);
+    if (name.n > NAME_MOST) return err_set(ERR_DATA, "name of %zu bytes (at most %d)", name.n, NAME_MOST);
     if (memchr(name.text, 0, name.n)) return err_set(ERR_DATA, "the name holds a NUL byte");
     memcpy(t->name, name.text, name.n);
     return 0;
@@ -522,17 +462,17 @@ static int place_tensor(const shard *s, placed *p, size_t data_at, uint32_t alig
                        p->offset, alignment);
     if (__builtin_add_overflow(data_at, p->offset, &from) || __builtin_add_overflow(from, t->bytes, &to))
         return err_set(ERR_DATA, "tensor '%s': offset %" PRIu64 " is past the end, file has %zu", t->name, p->offset,
-                       s->size);
-    if (to > s->size)
+                       s->file.size);
+    if (to > s->file.size)
         return err_set(ERR_DATA, "tensor '%s' needs bytes %" PRIu64 "..%" PRIu64 ", file has %zu", t->name, from, to,
-                       s->size);
-    t->data = s->base + from;
+                       s->file.size);
+    t->data = s->file.base + from;
     t->file = s->path;
     return 0;
 }
 
 static int parse_tensors(gguf *g, const shard *s) {
-    cursor c = {.base = s->base, .size = s->size, .at = s->tensors_at};
+    cursor c = {.base = s->file.base, .size = s->file.size, .at = s->tensors_at};
     size_t first = g->n_tensors;
     uint32_t alignment;
     TRY(read_alignment(s, &alignment));

@@ -4,11 +4,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TENSOR_NAME_MAX = 128 };
+enum { TENSOR_NAME_MAX = 128, TENSOR_OTHER_TYPE = INT32_MAX };
 
 typedef struct tensor {
     char name[TENSOR_NAME_MAX];
-    uint32_t type; /* ggml type number; safetensors' F32, F16 and BF16 have one, too */
+    uint32_t type; /* ggml's number; TENSOR_OTHER_TYPE where ggml has none or nothing here reads it */
     const char *type_name;
     int n_dims;
     uint64_t dims[4]; /* ggml's order: dims[0] is the contiguous one (the row length); unused are 1 */
