@@ -29,7 +29,7 @@ int k_dequant(device *d, uint32_t ggml_type, const void *blocks, size_t row_byte
 int k_norm(device *d, const float *x, size_t ld_x, const float *weight, size_t rows, size_t n, float eps, dtype type,
            void *out, size_t ld_out);
 /* d_x += what d_out, the gradient of the norm's output, asks of its input. Gradients have `rows` rows = sets * T; row r
- * belongs to row r % T of x. (rows_rms_norm_back of the CPU backend.) All three share ld. */
+ * belongs to row r % T of x. (rows_norm_back of the CPU backend.) All three share ld. */
 int k_norm_back(device *d, const float *x, size_t T, const float *weight, size_t rows, size_t n, float eps,
                 const float *d_out, float *d_x, size_t ld);
 
