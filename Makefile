@@ -206,6 +206,7 @@ parity: deps
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/blocks.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/families.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
 	.venv-kvpress/bin/python tests/parity/kvpress_parity.py
 
