@@ -37,7 +37,7 @@ head_shape cuda_head_shape(const cuda_run *r) {
                         .n_head = m->n_head,
                         .n_kv_head = m->n_kv_head,
                         .head_dim = m->head_dim,
-                        .rope_dims = m->rope_dims,
+                        .rope_dims = m->layer[r->layer].rope < 0 ? 0 : m->rope_dims,
                         .rope = m->rope_kind,
                         .ld = r->ld_qkv};
 }

@@ -145,7 +145,13 @@ static int attend(backend_steps *st, int layer, const cuda_layer *w) {
     const model *m = st->s->m;
     device *d = st->s->d;
     size_t unit = unit_of(st, layer, 0, 0), capacity = (size_t)st->n_tokens, at = unit * capacity * (size_t)m->head_dim;
-    head_shape h = {st->n, m->n_head, m->n_kv_head, m->head_dim, m->rope_dims, m->rope_kind, st->ld_qkv};
+    head_shape h = {.T = st->n,
+                    .n_head = m->n_head,
+                    .n_kv_head = m->n_kv_head,
+                    .head_dim = m->head_dim,
+                    .rope_dims = m->layer[layer].rope < 0 ? 0 : m->rope_dims,
+                    .rope = m->rope_kind,
+                    .ld = st->ld_qkv};
     step_shape s = {.copies = st->n,
                     .t = (size_t)st->t,
                     .capacity = capacity,

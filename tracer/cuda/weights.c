@@ -77,6 +77,19 @@ static size_t row_bytes(const tensor *t) {
     return t->bytes / (size_t)t->dims[1];
 }
 
+/* A slot's own rows: a fused tensor holds those of several. */
+static tensor matrix_of(const model *m, int layer, arch_slot slot) {
+    const model_weight *w = &m->layer[layer].weight[slot];
+    tensor t = *w->tensor;
+    size_t row = row_bytes(&t);
+    int64_t outputs, inputs;
+    model_slot_shape(m, slot, &outputs, &inputs);
+    t.data = (const char *)t.data + (size_t)w->row0 * row;
+    t.bytes = row * (size_t)outputs;
+    t.dims[1] = (uint64_t)outputs;
+    return t;
+}
+
 /* ---- loading ---------------------------------------------------------------------------------------------------- */
 
 /* Rows of a tensor to the device in `type`, through the upload buffer; a type that the device does not read comes as
@@ -137,8 +150,10 @@ static int load_layer_dense(backend_state *s, int layer) {
     void *p;
     TRY(device_new(s->d, n * size, "weights", &p));
     s->w->layer[layer] = p;
-    for (int i = 0; i < N_MATRICES; i++)
-        TRY(load_dense(s, s->m->layer[layer].weight[matrices[i]].tensor, s->type, (char *)p + offset[i] * size));
+    for (int i = 0; i < N_MATRICES; i++) {
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        TRY(load_dense(s, &t, s->type, (char *)p + offset[i] * size));
+    }
     return 0;
 }
 
@@ -154,18 +169,18 @@ static int load_layer_raw(backend_state *s, int layer) {
     raw_layer *r = &w->raw[layer];
     void *p;
     for (int i = 0; i < N_MATRICES; i++) {
-        const tensor *t = s->m->layer[layer].weight[matrices[i]].tensor;
-        TRY(check_blocks(t));
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        TRY(check_blocks(&t));
         r->offset[i] = r->bytes;
-        r->bytes += (t->bytes + 255) / 256 * 256;
+        r->bytes += (t.bytes + 255) / 256 * 256;
     }
     if (w->way == OFFLOAD) TRY(device_pinned(s->d, r->bytes, "offloaded weights", &p));
     else TRY(device_new(s->d, r->bytes, "weights", &p));
     r->raw = p;
     for (int i = 0; i < N_MATRICES; i++) {
-        const tensor *t = s->m->layer[layer].weight[matrices[i]].tensor;
-        if (w->way == OFFLOAD) memcpy(r->raw + r->offset[i], t->data, t->bytes);
-        else TRY(device_to(s->d, STREAM_COMPUTE, r->raw + r->offset[i], t->data, t->bytes));
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        if (w->way == OFFLOAD) memcpy(r->raw + r->offset[i], t.data, t.bytes);
+        else TRY(device_to(s->d, STREAM_COMPUTE, r->raw + r->offset[i], t.data, t.bytes));
     }
     return 0;
 }
@@ -283,9 +298,10 @@ static int unpack(backend_state *s, int layer, const char *raw) {
     size_t offset[N_MATRICES], size = dtype_size(s->type);
     layer_offsets(s->m, offset);
     for (int i = 0; i < N_MATRICES; i++) {
-        const tensor *t = s->m->layer[layer].weight[matrices[i]].tensor;
-        TRY(k_dequant(s->d, t->type, raw + s->w->raw[layer].offset[i], row_bytes(t), NULL, (size_t)t->dims[1],
-                      (size_t)t->dims[0], s->type, s->w->layer[layer] + offset[i] * size, (size_t)t->dims[0]));
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        size_t inputs = (size_t)t.dims[0];
+        TRY(k_dequant(s->d, t.type, raw + s->w->raw[layer].offset[i], row_bytes(&t), NULL, (size_t)t.dims[1], inputs,
+                      s->type, s->w->layer[layer] + offset[i] * size, inputs));
     }
     return 0;
 }
