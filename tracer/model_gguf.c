@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "tracer/gguf.h"
 #include "tracer/model_source.h"
+#include "tracer/tokenizer_gguf.h"
 
 #include <limits.h>
 #include <math.h>
@@ -253,71 +254,14 @@ static int read_hyper_parameters(model *m) {
 
 /* ---- tokenizer -------------------------------------------------------------------------------------------------- */
 
-/* What the file says, with the arrays that tokenizer_new borrows. */
-typedef struct vocabulary {
-    tokenizer_facts facts;
-    token_text *tokens, *merges;
-    int64_t *types;
-    char *pre;
-} vocabulary;
-
-static int read_texts(const gguf *g, const char *key, token_text **out, size_t *n) {
-    gguf_string *strings;
-    TRY(gguf_strings(g, key, &strings, n));
-    *out = mem_new(*n, sizeof **out, key);
-    for (size_t i = 0; *out && i < *n; i++) (*out)[i] = (token_text){strings[i].text, strings[i].n};
-    mem_free(strings);
-    return *out ? 0 : ERR_DATA;
-}
-
-static int read_special(const model *m, const char *key, int64_t n_tokens, int64_t *out) {
-    *out = -1;
-    return gguf_has(file_of(m), key) ? gguf_int(file_of(m), key, 0, n_tokens - 1, out) : 0;
-}
-
-static int read_vocabulary(const model *m, vocabulary *v) {
-    const gguf *g = file_of(m);
-    tokenizer_facts *f = &v->facts;
-    const char *kind, *pre;
-    size_t n, n_types;
-    f->file = m->path;
-    TRY(gguf_text(g, "tokenizer.ggml.model", &kind, &n));
-    if (n != 4 || memcmp(kind, "gpt2", 4) != 0)
-        return err_set(ERR_DATA, "%s: tokenizer '%.*s' is not supported (supported: gpt2)", f->file,
-                       (int)(n < 60 ? n : 60), kind);
-    TRY(gguf_text(g, "tokenizer.ggml.pre", &pre, &n));
-    v->pre = mem_string_n(pre, n);
-    if (!v->pre) return ERR_DATA;
-    f->pre = v->pre;
-    TRY(read_texts(g, "tokenizer.ggml.tokens", &v->tokens, &f->n_tokens));
-    if (f->n_tokens == 0 || f->n_tokens > (size_t)m->n_vocab)
-        return err_set(ERR_DATA, "%s: %zu tokens in the vocabulary, %d rows in '%s'", f->file, f->n_tokens, m->n_vocab,
-                       "token_embd.weight");
-    TRY(read_texts(g, "tokenizer.ggml.merges", &v->merges, &f->n_merges));
-    if (gguf_has(g, "tokenizer.ggml.token_type")) {
-        TRY(gguf_ints(g, "tokenizer.ggml.token_type", &v->types, &n_types));
-        if (n_types != f->n_tokens)
-            return err_set(ERR_DATA, "%s: %zu token types for %zu tokens", f->file, n_types, f->n_tokens);
-    }
-    f->tokens = v->tokens;
-    f->merges = v->merges;
-    f->types = v->types;
-    TRY(read_special(m, "tokenizer.ggml.bos_token_id", (int64_t)f->n_tokens, &f->bos));
-    TRY(read_special(m, "tokenizer.ggml.eos_token_id", (int64_t)f->n_tokens, &f->eos));
-    if (gguf_has(g, "tokenizer.ggml.add_bos_token")) TRY(gguf_bool(g, "tokenizer.ggml.add_bos_token", &f->add_bos));
-    return 0;
-}
-
+/* No key says that Phi-3's control tokens take the white space behind them along, as its tokenizer.json has it. */
 static int read_tokenizer(const model *m, tokenizer **out) {
-    *out = NULL;
-    vocabulary v = {0};
-    int code = read_vocabulary(m, &v);
-    if (!code) code = tokenizer_new(&v.facts, out);
-    mem_free(v.tokens);
-    mem_free(v.merges);
-    mem_free(v.types);
-    mem_free(v.pre);
-    return code;
+    const char *kind;
+    size_t n;
+    bool phi3 = strcmp(m->arch->name, "phi3") == 0;
+    TRY(gguf_text(file_of(m), "tokenizer.ggml.model", &kind, &n));
+    bool pieces = n == 5 && memcmp(kind, "llama", 5) == 0;
+    return tokenizer_from_gguf(file_of(m), m->path, (size_t)m->n_vocab, phi3 && pieces, out);
 }
 
 static int read_chat_template(const model *m, char **out) {

@@ -1,0 +1,1 @@
+def run(args, driver, folder): return False
