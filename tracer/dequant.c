@@ -19,26 +19,33 @@ static void run_f32(const void *src, size_t n, float *out) {
     memcpy(out, src, n * sizeof *out);
 }
 
-/* half_to_f32 without branches. */
+/* half_to_f32 without branches, so that it goes into vectors. */
+static inline float half_value(half h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
+    uint32_t subnormal = half_bits_of((float)(int32_t)rest * 0x1p-24f), is_subnormal = -(uint32_t)(rest < 0x400);
+    uint32_t normal = (rest << 13) + 0x38000000u + (uint32_t)(rest >= 0x7c00) * 0x38000000u;
+    return half_from_bits(sign | (subnormal & is_subnormal) | (normal & ~is_subnormal));
+}
+
 static void run_f16(const void *src, size_t n, float *restrict out) {
     const byte *p = src;
-    for (size_t i = 0; i < n; i++) {
-        uint16_t h;
-        memcpy(&h, p + 2 * i, sizeof h);
-        uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
-        uint32_t small = half_bits_of((float)(int32_t)rest * 0x1p-24f);
-        uint32_t large = (rest << 13) + (rest >= 0x7c00 ? 0x70000000u : 0x38000000u);
-        out[i] = half_from_bits(sign | (rest < 0x400 ? small : large));
+    half h[16];
+    for (; n >= 16; n -= 16, p += 32, out += 16) {
+        memcpy(h, p, sizeof h);
+        for (int j = 0; j < 16; j++) out[j] = half_value(h[j]);
     }
+    for (size_t j = 0; j < n; j++) out[j] = half_at(p + 2 * j);
 }
 
 static void run_bf16(const void *src, size_t n, float *restrict out) {
     const byte *p = src;
-    for (size_t i = 0; i < n; i++) {
-        uint16_t b;
-        memcpy(&b, p + 2 * i, sizeof b);
-        out[i] = bf16_to_f32(b);
+    uint16_t b[16];
+    for (; n >= 16; n -= 16, p += 32, out += 16) {
+        memcpy(b, p, sizeof b);
+        for (int j = 0; j < 16; j++) out[j] = bf16_to_f32(b[j]);
     }
+    memcpy(b, p, n * sizeof *b);
+    for (size_t j = 0; j < n; j++) out[j] = bf16_to_f32(b[j]);
 }
 
 /* ---- blocks of 32 ----------------------------------------------------------------------------------------------- */
@@ -73,32 +80,33 @@ static void run_q4_1(const void *src, size_t n, float *restrict out) {
 }
 
 /* The fifth bits of 32 values, one bit each, and 16 bytes with their low four bits as in Q4_0. */
-static void five_bits(const byte *p, byte *restrict q) {
-    uint32_t high;
-    memcpy(&high, p, sizeof high);
-    for (int j = 0; j < 16; j++) q[j] = (byte)((p[4 + j] & 15) | (high >> j & 1) << 4);
-    for (int j = 0; j < 16; j++) q[j + 16] = (byte)(p[4 + j] >> 4 | (high >> (j + 16) & 1) << 4);
+static inline void five_bits(const byte *p, uint32_t *restrict q) {
+    static const uint32_t bit[8] = {1, 2, 4, 8, 16, 32, 64, 128}; /* no vectors of shifts: old processors have none */
+    for (int k = 0; k < 4; k++)
+        for (int j = 0; j < 8; j++) q[8 * k + j] = (p[k] & bit[j]) == bit[j] ? 16 : 0;
+    for (int j = 0; j < 16; j++) q[j] |= p[4 + j] & 15;
+    for (int j = 0; j < 16; j++) q[j + 16] |= p[4 + j] >> 4;
 }
 
 /* f16 d, five bits a value: value = (q - 16) d. */
 static void run_q5_0(const void *src, size_t n, float *restrict out) {
     const byte *p = src;
-    byte q[32];
+    uint32_t q[32];
     for (; n > 0; n--, p += 22, out += 32) {
         float d = half_at(p);
         five_bits(p + 2, q);
-        for (int j = 0; j < 32; j++) out[j] = (float)(q[j] - 16) * d;
+        for (int j = 0; j < 32; j++) out[j] = (float)((int32_t)q[j] - 16) * d;
     }
 }
 
 /* f16 d, f16 m, five bits a value: value = q d + m. */
 static void run_q5_1(const void *src, size_t n, float *restrict out) {
     const byte *p = src;
-    byte q[32];
+    uint32_t q[32];
     for (; n > 0; n--, p += 24, out += 32) {
         float d = half_at(p), m = half_at(p + 2);
         five_bits(p + 4, q);
-        for (int j = 0; j < 32; j++) out[j] = (float)q[j] * d + m;
+        for (int j = 0; j < 32; j++) out[j] = (float)(int32_t)q[j] * d + m;
     }
 }
 
