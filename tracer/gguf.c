@@ -206,10 +206,18 @@ static int read_entries(shard *s, cursor *c, uint64_t n) {
     return 0;
 }
 
+/* A safetensors file: 8 bytes of length, of which no more than four are used, and JSON. */
+static int refuse_other(const mapped *m) {
+    static const byte none[4];
+    if (m->size > 8 && m->base[8] == '{' && memcmp(m->base + 4, none, 4) == 0)
+        return err_set(ERR_DATA, "looks like a safetensors file: give the folder that holds it and config.json");
+    return mapped_refuse(m, "GGUF file");
+}
+
 static int parse_shard(shard *s) {
     TRY(mapped_open(&s->file, s->path, "GGUF file"));
     cursor c = {.base = s->file.base, .size = s->file.size};
-    if (memcmp(c.base, "GGUF", c.size < 4 ? c.size : 4) != 0) return mapped_refuse(&s->file, "GGUF file");
+    if (memcmp(c.base, "GGUF", c.size < 4 ? c.size : 4) != 0) return refuse_other(&s->file);
     uint32_t magic, version;
     uint64_t n_tensors, n_entries;
     TRY(take_u32(&c, "magic", &magic));

@@ -1,5 +1,6 @@
 """Every block type of weights against the gguf package, bit by bit, on random bytes: once with scales of ordinary size,
-once with whatever the bytes say, infinities and NaN included (a NaN is a NaN, whatever its payload)."""
+once with whatever the bytes say, infinities and NaN included (a NaN is a NaN, whatever its payload). Then every tensor of
+the GGUF files that are named."""
 
 import os
 import subprocess
@@ -65,11 +66,25 @@ def compare(name, folder, rng):
     return bad + worst
 
 
+def compare_file(path, folder):
+    sizes, bad = {}, 0
+    for t in gguf.GGUFReader(path).tensors:
+        name = t.tensor_type.name
+        got, want = ours(name, t.data, folder), theirs(name, t.data)
+        assert got.size == want.size == t.n_elements
+        sizes[name] = sizes.get(name, 0) + got.size
+        bad += differing(got, want)
+    listed = ", ".join(f"{n / 1e6:.1f} M of {name}" for name, n in sizes.items())
+    print(f"{os.path.basename(path)}: {listed}: {bad} values differ")
+    return bad
+
+
 def main():
     names = subprocess.run([DUMP], check=True, capture_output=True, text=True).stdout.strip().split(", ")
     rng = np.random.default_rng(9)
     with tempfile.TemporaryDirectory() as folder:
         bad = sum(compare(name, Path(folder), rng) for name in names)
+        bad += sum(compare_file(path, Path(folder)) for path in sys.argv[1:])
     print(f"blocks: {len(names)} types, {bad} values differ from gguf's")
     return 1 if bad else 0
 

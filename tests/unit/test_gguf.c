@@ -380,6 +380,8 @@ static void other_files_are_named(void **state) {
     refuse_bytes("<HTML>", 6, "looks like an HTML page");
     refuse_bytes("PK\3\4aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", 32, "not a GGUF file");
     refuse_bytes("    ", 4, "not a GGUF file");
+    refuse_bytes("\2\0\0\0\0\0\0\0{}", 10, "looks like a safetensors file: give the folder that holds it");
+    refuse_bytes("\2\0\0\0\0\0\0\0", 8, "not a GGUF file");
     refuse_bytes("", 0, "is empty");
     assert_int_equal(gguf_open("/", &g), ERR_DATA);
     assert_message_has("/: is a folder, not a GGUF file");
