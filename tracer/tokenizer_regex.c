@@ -8,7 +8,9 @@
 
 /* Unicode White_Space, to stand inside a class. PCRE2's own \s also takes U+180E, which is none since Unicode 6.3. */
 #define SPACE "\\t-\\r\\x{85}\\p{Z}"
+/* Oniguruma's \w, in a class and alone: only there it takes the fractions and raised digits of Latin-1. */
 #define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORD_ALONE WORD "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 
 typedef struct translation {
     const char *pattern, *file;
@@ -54,9 +56,9 @@ static int escape(translation *t, bool in_class) {
     case 'S':
         return replace(t, in_class ? "\\S\\x{180e}" : "[^" SPACE "]");
     case 'w':
-        return replace(t, in_class ? WORD : "[" WORD "]");
+        return replace(t, in_class ? WORD : "[" WORD_ALONE "]");
     case 'W':
-        return in_class ? refuse(t, "\\W in a class") : replace(t, "[^" WORD "]");
+        return in_class ? refuse(t, "\\W in a class") : replace(t, "[^" WORD_ALONE "]");
     case 'p':
     case 'P':
         return property(t);

@@ -89,6 +89,7 @@ static size_t space_behind(const span *s, size_t at) {
     return at;
 }
 
+/* A literal within the white space that the one before it took along is taken too, as the library has it. */
 static int take_literals(encoder *e, const literal_set *set, size_t next, const span *s) {
     size_t plain = 0;
     for (size_t i = 0; i < s->n;) {
@@ -99,10 +100,11 @@ static int take_literals(encoder *e, const literal_set *set, size_t next, const 
         }
         size_t from = l->strip_before ? space_before(s, plain, i) : i, to = i + l->text.n;
         if (l->strip_behind) to = space_behind(s, to);
-        span before = span_part(s, plain, from);
+        span before = span_part(s, plain, from > plain ? from : plain);
         TRY(run(e, next, &before));
         TRY(tokenizer_emit(e, l->id, span_origin(s, from)));
-        plain = i = to;
+        plain = to;
+        i += l->text.n;
     }
     span rest = span_part(s, plain, s->n);
     return run(e, next, &rest);
