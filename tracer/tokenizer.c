@@ -382,17 +382,3 @@ int tokenizer_encode(const tokenizer *t, const char *text, size_t n, bool specia
     if (code) token_list_free(out);
     return code;
 }
-
-/* Length of the UTF-8 character (RFC 3629) at s, 0 if there is none. */
-size_t tokenizer_utf8(const char *text, size_t n) {
-    const unsigned char *s = (const unsigned char *)text;
-    if (s[0] < 0x80) return 1;
-    size_t length = s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
-    if (s[0] < 0xc2 || s[0] > 0xf4 || length > n) return 0;
-    unsigned char low = s[0] == 0xe0 ? 0xa0 : s[0] == 0xf0 ? 0x90 : 0x80;  /* no overlong forms */
-    unsigned char high = s[0] == 0xed ? 0x9f : s[0] == 0xf4 ? 0x8f : 0xbf; /* no surrogates, nothing above U+10FFFF */
-    if (s[1] < low || s[1] > high) return 0;
-    for (size_t i = 2; i < length; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    return length;
-}

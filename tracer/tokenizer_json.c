@@ -2,8 +2,8 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "tracer/json.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,22 +27,6 @@ typedef struct reader {
 
 /* ---- reading JSON ----------------------------------------------------------------------------------------------- */
 
-/* A value, or NULL where it is absent or null. */
-static const cJSON *get(const cJSON *o, const char *key) {
-    const cJSON *x = cJSON_GetObjectItemCaseSensitive(o, key);
-    return cJSON_IsNull(x) ? NULL : x;
-}
-
-static const char *word_of(const cJSON *o, const char *key) {
-    const cJSON *x = get(o, key);
-    return cJSON_IsString(x) ? x->valuestring : NULL;
-}
-
-static bool is_set(const cJSON *o, const char *key, bool fallback) {
-    const cJSON *x = get(o, key);
-    return x ? cJSON_IsTrue(x) : fallback;
-}
-
 static token_text as_text(const char *s) {
     return (token_text){s, strlen(s)};
 }
@@ -64,21 +48,6 @@ static int read_id(const reader *r, const cJSON *x, const char *token, int32_t *
     return 0;
 }
 
-/* cJSON ends a string at an escaped NUL, which would make another token of it. */
-static bool holds_nul(const char *words) {
-    for (const char *p = words; (p = strchr(p, '\\')) && p[1]; p += 2)
-        if (strncmp(p, "\\u0000", 6) == 0) return true;
-    return false;
-}
-
-static int parse(const char *words, const char *path, cJSON **out) {
-    const char *end = words;
-    if (holds_nul(words)) return err_set(ERR_DATA, "%s: a NUL (\\u0000) in a text is not supported", path);
-    *out = cJSON_ParseWithOpts(words, &end, 1);
-    if (!*out) return err_set(ERR_DATA, "%s: no JSON at byte %zu", path, (size_t)(end - words));
-    return cJSON_IsObject(*out) ? 0 : err_set(ERR_DATA, "%s: is no JSON object", path);
-}
-
 /* ---- the vocabulary --------------------------------------------------------------------------------------------- */
 
 /* tokens[] has a place for every id below n_vocab that either list names. */
@@ -94,9 +63,9 @@ static int count_ids(reader *r, const cJSON *vocab, const cJSON *added) {
         if ((size_t)id >= n) n = (size_t)id + 1;
     }
     cJSON_ArrayForEach(x, added) {
-        const char *content = word_of(x, "content");
+        const char *content = json_word(x, "content");
         if (!content) return malformed(r, "added_tokens");
-        TRY(read_id(r, get(x, "id"), content, &id));
+        TRY(read_id(r, json_get(x, "id"), content, &id));
         if ((size_t)id >= n && (size_t)id < r->n_vocab) n = (size_t)id + 1;
     }
     r->f.n_tokens = n;
@@ -119,21 +88,21 @@ static int read_vocabulary(reader *r, const cJSON *vocab) {
 }
 
 static int read_added(reader *r, const cJSON *x) {
-    const char *content = word_of(x, "content");
-    int32_t id = get(x, "id")->valueint;
+    const char *content = json_word(x, "content");
+    int32_t id = json_get(x, "id")->valueint;
     if ((size_t)id >= r->n_vocab || !*content) return 0;
     token_text *token = &r->tokens[id];
     if (token->text && strcmp(token->text, content) != 0)
         return err_set(ERR_DATA, "%s: tokens '%.60s' and '%.60s' both have id %d", r->path, token->text, content, id);
-    if (is_set(x, "single_word", false))
+    if (json_flag(x, "single_word", false))
         return err_set(ERR_DATA, "%s: added token '%.60s' with single_word is not supported", r->path, content);
     *token = as_text(content);
     r->literals[r->f.n_literals++] = (tokenizer_literal){.text = *token,
                                                          .id = id,
-                                                         .control = is_set(x, "special", false),
-                                                         .normalized = is_set(x, "normalized", false),
-                                                         .strip_before = is_set(x, "lstrip", false),
-                                                         .strip_behind = is_set(x, "rstrip", false)};
+                                                         .control = json_flag(x, "special", false),
+                                                         .normalized = json_flag(x, "normalized", false),
+                                                         .strip_before = json_flag(x, "lstrip", false),
+                                                         .strip_behind = json_flag(x, "rstrip", false)};
     return 0;
 }
 
@@ -162,37 +131,37 @@ static int read_merges(reader *r, const cJSON *merges) {
 /* What the model does to words beside merging, and is not known here. */
 static int check_model(const reader *r, const cJSON *model) {
     static const char *const marks[] = {"continuing_subword_prefix", "end_of_word_suffix"};
-    const char *type = word_of(model, "type");
+    const char *type = json_word(model, "type");
     if (!cJSON_IsObject(model)) return malformed(r, "'model'");
-    if (type ? strcmp(type, "BPE") != 0 : !get(model, "merges"))
+    if (type ? strcmp(type, "BPE") != 0 : !json_get(model, "merges"))
         return refuse(r, "tokenizer model", type, "those of type BPE");
-    if (!cJSON_IsObject(get(model, "vocab")) || !cJSON_IsArray(get(model, "merges")))
+    if (!cJSON_IsObject(json_get(model, "vocab")) || !cJSON_IsArray(json_get(model, "merges")))
         return malformed(r, "'model.vocab' or 'model.merges'");
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
-        const char *mark = word_of(model, marks[i]);
+        const char *mark = json_word(model, marks[i]);
         if (mark && *mark) return err_set(ERR_DATA, "%s: %s '%.60s' is not supported", r->path, marks[i], mark);
     }
-    const cJSON *dropout = get(model, "dropout");
+    const cJSON *dropout = json_get(model, "dropout");
     if (dropout && dropout->valuedouble != 0) return err_set(ERR_DATA, "%s: dropout is not supported", r->path);
     return 0;
 }
 
 static int read_model(reader *r) {
-    const cJSON *model = get(r->root, "model"), *added = get(r->root, "added_tokens"), *x;
+    const cJSON *model = json_get(r->root, "model"), *added = json_get(r->root, "added_tokens"), *x;
     TRY(check_model(r, model));
     if (added && !cJSON_IsArray(added)) return malformed(r, "'added_tokens'");
-    r->f.whole_words = is_set(model, "ignore_merges", false);
-    if (is_set(model, "byte_fallback", false)) r->f.bytes = r->bytes;
-    TRY(count_ids(r, get(model, "vocab"), added));
+    r->f.whole_words = json_flag(model, "ignore_merges", false);
+    if (json_flag(model, "byte_fallback", false)) r->f.bytes = r->bytes;
+    TRY(count_ids(r, json_get(model, "vocab"), added));
     size_t n_added = (size_t)cJSON_GetArraySize(added);
     r->f.tokens = r->tokens = mem_new(r->f.n_tokens, sizeof *r->tokens, "vocabulary");
     r->f.plain = r->plain = mem_new(r->f.n_tokens, sizeof *r->plain, "vocabulary");
     r->f.literals = r->literals = mem_new(n_added, sizeof *r->literals, "added tokens");
     r->rewritten = mem_new(n_added, sizeof *r->rewritten, "added tokens");
     if (!r->tokens || !r->plain || !r->literals || !r->rewritten) return ERR_DATA;
-    TRY(read_vocabulary(r, get(model, "vocab")));
+    TRY(read_vocabulary(r, json_get(model, "vocab")));
     cJSON_ArrayForEach(x, added) TRY(read_added(r, x));
-    return read_merges(r, get(model, "merges"));
+    return read_merges(r, json_get(model, "merges"));
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
@@ -233,8 +202,8 @@ static int escaped(reader *r, const char *plain, token_text *out) {
 
 static int read_normalizer(reader *r, const cJSON *o, bool in_sequence) {
     static const char known[] = "Sequence, Prepend, Replace of a String and NFC";
-    const char *type = word_of(o, "type");
-    const cJSON *x, *list = get(o, "normalizers");
+    const char *type = json_word(o, "type");
+    const cJSON *x, *list = json_get(o, "normalizers");
     if (!o) return 0;
     if (!type) return malformed(r, "'normalizer'");
     if (strcmp(type, "NFC") == 0) return 0; /* the trace's pieces are the text's own bytes */
@@ -242,9 +211,9 @@ static int read_normalizer(reader *r, const cJSON *o, bool in_sequence) {
         cJSON_ArrayForEach(x, list) TRY(read_normalizer(r, x, true));
         return 0;
     }
-    if (strcmp(type, "Prepend") == 0 && word_of(o, "prepend"))
-        return add_prefix(r, STEP_PREPEND, word_of(o, "prepend"), "a normaliser");
-    const char *from = word_of(get(o, "pattern"), "String"), *to = word_of(o, "content");
+    if (strcmp(type, "Prepend") == 0 && json_word(o, "prepend"))
+        return add_prefix(r, STEP_PREPEND, json_word(o, "prepend"), "a normaliser");
+    const char *from = json_word(json_get(o, "pattern"), "String"), *to = json_word(o, "content");
     if (strcmp(type, "Replace") == 0 && from && to) return add_replace(r, from, to);
     return refuse(r, "normalizer", type, known);
 }
@@ -264,27 +233,27 @@ static int normalize_literals(reader *r) {
 
 static int read_byte_level(reader *r, const cJSON *o) {
     r->f.kind = TOKENIZER_BYTES;
-    if (is_set(o, "add_prefix_space", true)) TRY(add_prefix(r, STEP_PREPEND_MISSING, " ", "ByteLevel"));
-    return is_set(o, "use_regex", true) ? add_split(r, as_text(tokenizer_gpt2_pattern), SPLIT_ISOLATED, false) : 0;
+    if (json_flag(o, "add_prefix_space", true)) TRY(add_prefix(r, STEP_PREPEND_MISSING, " ", "ByteLevel"));
+    return json_flag(o, "use_regex", true) ? add_split(r, as_text(tokenizer_gpt2_pattern), SPLIT_ISOLATED, false) : 0;
 }
 
 static int read_split(reader *r, const cJSON *o) {
     static const char behaviors[] = "Isolated|Removed|MergedWithPrevious|MergedWithNext|Contiguous";
-    const cJSON *pattern = get(o, "pattern");
-    const char *regex = word_of(pattern, "Regex"), *plain = word_of(pattern, "String");
-    const char *behavior = word_of(o, "behavior");
+    const cJSON *pattern = json_get(o, "pattern");
+    const char *regex = json_word(pattern, "Regex"), *plain = json_word(pattern, "String");
+    const char *behavior = json_word(o, "behavior");
     int split = behavior ? text_find_word(behaviors, behavior) : -1;
     if (split < 0) return refuse(r, "Split with behavior", behavior, "Isolated, Removed, Merged..., Contiguous");
     if (!regex && !plain) return malformed(r, "the pattern of a Split");
     token_text expression = as_text(regex ? regex : "");
     if (!regex) TRY(escaped(r, plain, &expression));
-    return add_split(r, expression, (tokenizer_split)split, is_set(o, "invert", false));
+    return add_split(r, expression, (tokenizer_split)split, json_flag(o, "invert", false));
 }
 
 static int read_metaspace(reader *r, const cJSON *o) {
-    const char *with = word_of(o, "replacement"), *scheme = word_of(o, "prepend_scheme");
+    const char *with = json_word(o, "replacement"), *scheme = json_word(o, "prepend_scheme");
     if (!with || !*with) return malformed(r, "Metaspace");
-    if (!scheme) scheme = is_set(o, "add_prefix_space", true) ? "always" : "never";
+    if (!scheme) scheme = json_flag(o, "add_prefix_space", true) ? "always" : "never";
     int which = text_find_word("always|first|never", scheme);
     if (which < 0) return refuse(r, "Metaspace with prepend_scheme", scheme, "always, first, never");
     if (r->split) return err_set(ERR_DATA, "%s: Metaspace behind another pre-tokenizer is not supported", r->path);
@@ -292,15 +261,15 @@ static int read_metaspace(reader *r, const cJSON *o) {
     if (which == 0) TRY(add_prefix(r, STEP_PREPEND_MISSING, with, "Metaspace"));
     if (which == 1) TRY(add_prefix(r, STEP_PREPEND_FIRST, with, "Metaspace"));
     token_text expression;
-    if (!is_set(o, "split", true)) return 0;
+    if (!json_flag(o, "split", true)) return 0;
     TRY(escaped(r, with, &expression));
     return add_split(r, expression, SPLIT_WITH_NEXT, false);
 }
 
 static int read_pre_tokenizer(reader *r, const cJSON *o, bool in_sequence) {
     static const char types[] = "ByteLevel|Split|Metaspace|Digits|Sequence";
-    const char *type = word_of(o, "type");
-    const cJSON *x, *list = get(o, "pretokenizers");
+    const char *type = json_word(o, "type");
+    const cJSON *x, *list = json_get(o, "pretokenizers");
     if (!o) return 0;
     int which = type ? text_find_word(types, type) : -1;
     if (which >= 0 && r->f.kind == TOKENIZER_BYTES)
@@ -313,7 +282,7 @@ static int read_pre_tokenizer(reader *r, const cJSON *o, bool in_sequence) {
     case 2:
         return read_metaspace(r, o);
     case 3:
-        return add_split(r, as_text(is_set(o, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"), SPLIT_ISOLATED,
+        return add_split(r, as_text(json_flag(o, "individual_digits", false) ? "\\p{N}" : "\\p{N}+"), SPLIT_ISOLATED,
                          false);
     case 4:
         if (!cJSON_IsArray(list) || in_sequence) return malformed(r, "a Sequence of pre-tokenizers");
@@ -329,15 +298,16 @@ static int read_pre_tokenizer(reader *r, const cJSON *o, bool in_sequence) {
 /* Only what it says about single tokens: what stands for a space. */
 static int read_decoder(reader *r, const cJSON *o, bool in_sequence) {
     static const char types[] = "ByteLevel|ByteFallback|Fuse|Strip|Metaspace|Replace|Sequence";
-    const char *type = word_of(o, "type"), *from = word_of(get(o, "pattern"), "String"), *to = word_of(o, "content");
-    const cJSON *x, *list = get(o, "decoders");
+    const char *type = json_word(o, "type"), *from = json_word(json_get(o, "pattern"), "String"),
+               *to = json_word(o, "content");
+    const cJSON *x, *list = json_get(o, "decoders");
     if (!o) return 0;
     int which = type ? text_find_word(types, type) : -1;
     if (which == 6 && cJSON_IsArray(list) && !in_sequence) {
         cJSON_ArrayForEach(x, list) TRY(read_decoder(r, x, true));
         return 0;
     }
-    if (which == 4) from = word_of(o, "replacement"), to = " ";
+    if (which == 4) from = json_word(o, "replacement"), to = " ";
     if (which == 4 || which == 5) {
         if (!from || !*from || !to || strcmp(to, " ") != 0 || r->f.space.n)
             return refuse(r, "decoder", type, "Metaspace and Replace, of one text by a space,");
@@ -352,16 +322,16 @@ static int read_decoder(reader *r, const cJSON *o, bool in_sequence) {
 
 /* One special token in front of the text, nothing behind it. */
 static int read_template(reader *r, const cJSON *o) {
-    const cJSON *item = get(o, "single"), *specials = get(o, "special_tokens");
+    const cJSON *item = json_get(o, "single"), *specials = json_get(o, "special_tokens");
     if (!cJSON_IsArray(item)) return malformed(r, "TemplateProcessing");
     item = item->child;
-    const char *front = word_of(get(item, "SpecialToken"), "id");
+    const char *front = json_word(json_get(item, "SpecialToken"), "id");
     if (front) item = item->next;
-    if (!get(item, "Sequence") || item->next)
+    if (!json_get(item, "Sequence") || item->next)
         return err_set(ERR_DATA, "%s: TemplateProcessing of anything but one token and the text is not supported",
                        r->path);
     if (!front) return 0;
-    const cJSON *ids = get(get(specials, front), "ids");
+    const cJSON *ids = json_get(json_get(specials, front), "ids");
     int32_t id;
     if (!cJSON_IsArray(ids) || cJSON_GetArraySize(ids) != 1) return malformed(r, "TemplateProcessing");
     TRY(read_id(r, ids->child, front, &id));
@@ -371,8 +341,8 @@ static int read_template(reader *r, const cJSON *o) {
 }
 
 static int read_post_processor(reader *r, const cJSON *o, bool in_sequence, bool *decides) {
-    const char *type = word_of(o, "type");
-    const cJSON *x, *list = get(o, "processors");
+    const char *type = json_word(o, "type");
+    const cJSON *x, *list = json_get(o, "processors");
     if (!o) return 0;
     if (type && strcmp(type, "ByteLevel") == 0) return 0; /* offsets only */
     if (type && strcmp(type, "TemplateProcessing") == 0) {
@@ -388,8 +358,8 @@ static int read_post_processor(reader *r, const cJSON *o, bool in_sequence, bool
 
 /* The token that tokenizer_config.json names under `key`, as a text or as an object; -1 for none. */
 static int64_t named_token(const reader *r, const char *key) {
-    const cJSON *x = get(r->config, key);
-    const char *name = cJSON_IsObject(x) ? word_of(x, "content") : word_of(r->config, key);
+    const cJSON *x = json_get(r->config, key);
+    const char *name = cJSON_IsObject(x) ? json_word(x, "content") : json_word(r->config, key);
     for (size_t i = 0; name && i < r->f.n_tokens; i++)
         if (r->tokens[i].text && strcmp(r->tokens[i].text, name) == 0) return (int64_t)i;
     return -1;
@@ -398,12 +368,12 @@ static int64_t named_token(const reader *r, const char *key) {
 static int read_ends(reader *r) {
     bool decides = false;
     r->f.bos = -1;
-    TRY(read_post_processor(r, get(r->root, "post_processor"), false, &decides));
+    TRY(read_post_processor(r, json_get(r->root, "post_processor"), false, &decides));
     r->f.eos = named_token(r, "eos_token");
     if (r->f.bos < 0) r->f.bos = named_token(r, "bos_token");
     if (decides || !r->config) return 0;
-    r->f.add_bos = is_set(r->config, "add_bos_token", false);
-    if (is_set(r->config, "add_eos_token", false))
+    r->f.add_bos = json_flag(r->config, "add_bos_token", false);
+    if (json_flag(r->config, "add_eos_token", false))
         return err_set(ERR_DATA, "%s: an EOS behind the text (add_eos_token) is not supported", r->path);
     return 0;
 }
@@ -412,11 +382,11 @@ static int read_ends(reader *r) {
 
 static int read_all(reader *r) {
     TRY(read_model(r));
-    TRY(read_normalizer(r, get(r->root, "normalizer"), false));
+    TRY(read_normalizer(r, json_get(r->root, "normalizer"), false));
     TRY(normalize_literals(r));
     r->f.kind = TOKENIZER_CHARS;
-    TRY(read_pre_tokenizer(r, get(r->root, "pre_tokenizer"), false));
-    TRY(read_decoder(r, get(r->root, "decoder"), false));
+    TRY(read_pre_tokenizer(r, json_get(r->root, "pre_tokenizer"), false));
+    TRY(read_decoder(r, json_get(r->root, "decoder"), false));
     return read_ends(r);
 }
 
@@ -425,8 +395,9 @@ int tokenizer_from_json(const char *words, const char *config, const char *path,
     reader r = {.path = path, .n_vocab = n_vocab, .f.file = path};
     r.f.steps = r.steps;
     for (int b = 0; b < 256; b++) r.bytes[b] = -1;
-    int code = parse(words, path, &r.root);
-    if (!code && config && parse(config, path, &r.config)) code = err_prefix(ERR_DATA, "tokenizer_config.json beside");
+    int code = json_parse(words, path, &r.root);
+    if (!code && config && json_parse(config, path, &r.config))
+        code = err_prefix(ERR_DATA, "tokenizer_config.json beside");
     if (!code) code = read_all(&r);
     if (!code) code = tokenizer_new(&r.f, out);
     cJSON_Delete(r.root);

@@ -3,6 +3,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "tracer/tokenizer_parts.h"
+#include "tracer/utf8.h"
 
 static int heap_push(encoder *e, uint64_t candidate) {
     TRY(mem_grow((void **)&e->heap, &e->heap_capacity, e->n_heap + 1, sizeof *e->heap, "merge candidates"));
@@ -87,7 +88,7 @@ static int first_parts(encoder *e, const span *word) {
     uint32_t n = (uint32_t)word->n, last = n;
     e->parts[n] = (part){-1, n, n};
     for (uint32_t i = 0; i < n;) {
-        uint32_t length = t->kind == TOKENIZER_BYTES ? 1 : (uint32_t)tokenizer_utf8(word->text + i, n - i);
+        uint32_t length = t->kind == TOKENIZER_BYTES ? 1 : (uint32_t)utf8_length(word->text + i, n - i);
         int32_t id = -1;
         if (t->kind == TOKENIZER_SCORES) id = 0;
         else if (t->kind == TOKENIZER_CHARS && length) id = tokenizer_find(t, word->text + i, length);

@@ -122,6 +122,3 @@ const tokenizer_literal *tokenizer_literal_at(const literal_set *set, const char
 
 /* tokenizer_merge.c: a word, to tokens. */
 int tokenizer_merge_word(encoder *e, const span *word);
-
-/* Length of the UTF-8 character (RFC 3629) at text, 0 if there is none; n > 0. */
-size_t tokenizer_utf8(const char *text, size_t n);

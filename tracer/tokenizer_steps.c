@@ -3,6 +3,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "tracer/tokenizer_parts.h"
+#include "tracer/utf8.h"
 
 #include <string.h>
 
@@ -59,33 +60,14 @@ void tokenizer_free_steps(tokenizer *t) {
 
 /* ---- literals --------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the Unicode white space at text, 0 if none stands there. */
-static size_t white_space(const char *text, size_t n) {
-    static const char *const wide[] = {"\xc2\x85", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003",
-                                       "\u2004",   "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a",
-                                       "\u2028",   "\u2029", "\u202f", "\u205f", "\u3000"};
-    if (n && (*text == ' ' || (*text >= '\t' && *text <= '\r'))) return 1;
-    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
-        size_t length = strlen(wide[i]);
-        if (length <= n && memcmp(text, wide[i], length) == 0) return length;
-    }
-    return 0;
-}
-
 /* Where the white space that ends at `at` begins, `from` at the earliest. */
 static size_t space_before(const span *s, size_t from, size_t at) {
-    for (size_t i = at; i > from;) {
-        do i--;
-        while (i > from && (s->text[i] & 0xc0) == 0x80);
-        size_t length = white_space(s->text + i, s->n - i);
-        if (!length || i + length != at) break;
-        at = i;
-    }
+    for (size_t n; at > from && (n = utf8_space_before(s->text + from, at - from)) > 0; at -= n) continue;
     return at;
 }
 
 static size_t space_behind(const span *s, size_t at) {
-    for (size_t n; (n = white_space(s->text + at, s->n - at)) > 0; at += n) continue;
+    for (size_t n; (n = utf8_space(s->text + at, s->n - at)) > 0; at += n) continue;
     return at;
 }
 
@@ -182,7 +164,7 @@ int tokenizer_rewrite(const tokenizer_step *steps, size_t n, token_text *t, char
 static int cut_utf8(encoder *e, size_t next, const span *s) {
     for (size_t from = 0; from < s->n;) {
         size_t end = from, length = 0;
-        while (end < s->n && (length = tokenizer_utf8(s->text + end, s->n - end))) end += length;
+        while (end < s->n && (length = utf8_length(s->text + end, s->n - end))) end += length;
         span valid = span_part(s, from, end);
         TRY(run(e, next, &valid));
         if (end < s->n) {
@@ -259,7 +241,7 @@ static int cut(encoder *e, size_t k, const span *s) {
         TRY(find_match(e, p, s, from, &start, &end));
         if (start == s->n) break;
         if (start == end && end == behind) {
-            from += tokenizer_utf8(s->text + from, s->n - from);
+            from += utf8_length(s->text + from, s->n - from);
             continue;
         }
         if (start > g.to) TRY(add_piece(e, k, s, &g, start, false));

@@ -9,10 +9,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
-def build(folder):
-    driver = folder / "tokenize_main"
-    sources = ["tests/parity/tokenize_main.c", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tracer/tokenizer*.c")),
-               *(f"tracer/{name}.c" for name in ("gguf", "tensor", "dequant", "mapped")),
+def build(folder, what="tokenize"):
+    """tokenize_main or chat_main."""
+    driver = folder / f"{what}_main"
+    own = [str(p.relative_to(ROOT)) for p in ROOT.glob("tracer/*.c") if p.name.startswith(("tokenizer", "chat"))]
+    sources = [f"tests/parity/{what}_main.c", *sorted(own),
+               *(f"tracer/{name}.c" for name in ("gguf", "tensor", "dequant", "mapped", "json", "utf8")),
                *(f"base/{name}.c" for name in ("err", "mem", "text"))]
     subprocess.run([os.environ.get("CC", "gcc"), "-std=c17", "-O2", "-D_GNU_SOURCE", "-I.", "-o", driver, *sources,
                     "-lpcre2-8", "-lxxhash", "-lcjson", "-lm"], cwd=ROOT, check=True)
