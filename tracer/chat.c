@@ -268,9 +268,9 @@ int chat_render(const char *words, const char *path, const char *template, token
 }
 
 static token_text piece(const tokenizer *t, int32_t id) {
-    token_text text;
-    tokenizer_piece(t, id, &text.text, &text.n);
-    return text;
+    token_text p;
+    tokenizer_piece(t, id, &p.text, &p.n);
+    return p;
 }
 
 int chat_render_for(const tokenizer *t, const char *words, const char *path, const char *template, chat_text *out) {
