@@ -24,7 +24,7 @@ SOURCES = $(filter-out traces/kernels.c,$(wildcard $(FOLDERS:=/*.c)))
 # The vector kernels are one source, compiled once for each instruction set and chosen at run time.
 KERNELS = $(addprefix $(BUILD)/pic/traces/kernels_,portable.o avx2.o avx512.o)
 # What libkvlag holds, for programs of others: traces, lifetimes, and what a policy may call.
-LIB_SOURCES = $(addprefix base/,err.c mem.c outfile.c pool.c progress.c text.c) sim/policy.c \
+LIB_SOURCES = $(addprefix base/,err.c mem.c outfile.c pool.c progress.c terminal.c text.c) sim/policy.c \
               $(wildcard traces/hdf*.c traces/reader*.c traces/writer*.c) \
               $(addprefix traces/,content_hash.c lifetimes.c pick_kernels.c plan.c tiles.c zstd_filter.c)
 LIB_OBJECTS = $(LIB_SOURCES:%.c=$(BUILD)/pic/%.o) $(KERNELS)
@@ -224,8 +224,10 @@ check-ready: all headers unit build/tiny.gguf .venv/ready
 parity: deps
 	@$(MAKE) --no-print-directory all unit build/tiny.gguf .venv-parity/ready .venv-kvpress/ready model
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/tokens.py --check --random 500
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/blocks.py $(MODEL)
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/families.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
 	.venv-parity/bin/python tests/parity/resampling.py
 	.venv-kvpress/bin/python tests/parity/kvpress_parity.py

@@ -19,9 +19,11 @@ const command commands[] = {
         .usage = "MODEL TEXT... -o FILE.h5",
         .help = "run a model once over texts and keep what replay needs",
         .about =
-            "MODEL is a GGUF file (any file of a split one). Each TEXT is a file, or - for standard input, and becomes "
-            "a sequence of its own. What is kept: the tokens and their text, the predictions, the attention (as "
-            "probabilities or as q, k and v), and the gradients that losses are estimated from.",
+            "MODEL is a GGUF file (any file of a split one), or a folder with config.json, safetensors and "
+            "tokenizer.json. Each TEXT is a file, or - for standard input, and becomes a sequence of its own: a plain "
+            "text, or what --jsonl, --chat or --ids say; --stride makes many of a long one, and --generate lets the "
+            "model write an answer to each first. What is kept: the tokens and their text, the predictions, the "
+            "attention (as probabilities or as q, k and v), and the gradients that losses are estimated from.",
         .run = cmd_trace,
         .first_round = true,
         .example =
@@ -31,6 +33,8 @@ const command commands[] = {
                  "kvlag trace " MODEL " README.md LICENSE -o out/two.h5 --tokens 256 --prompt 64"},
                 {"four samples of the model's own labels: narrower intervals, more time",
                  "kvlag trace " MODEL " LICENSE -o out/fine.h5 --tokens 128 --gradients fisher:4"},
+                {"the model's own words after the first 64 tokens",
+                 "kvlag trace " MODEL " LICENSE -o out/own.h5 --tokens 64 --generate 32"},
             },
     },
     {

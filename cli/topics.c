@@ -100,6 +100,7 @@ const topic topics[] = {
                 "  FILE.blocks.h5              beside it: sums over blocks of steps, from\n"
                 "                              which intervals are made\n"
                 "  FILE.csv.partial            what a stopped sim --resume had finished\n"
+                "  FILE.h5.partial             what a stopped trace --resume had finished\n"
                 "  FILE.lifetimes.h5           when each entry left (sim --lifetimes)\n"
                 "  FILE.json                   a calibration (verify --calibrate)\n"
                 "\n"

@@ -1,14 +1,9 @@
 /* FILE.csv.partial: results of a sweep as they are finished, so that a killed run can be taken up (sim --resume).
- *
- *     kvlag journal v1 <newline> command <newline> binding <newline>
- *     records: u64 number, bytes, XXH3-64 of what follows (seeded with the number); the result as it lies in memory
- *
- * Units are finished in one fixed order, so record i is own unit i and what a journal holds is always the beginning of
- * the work. A record that is torn or damaged ends it: that unit and what follows is computed again. The binding names
- * everything that a result depends on, so that nothing of another work is ever taken in. The file is locked while it is
- * open. */
+ * base/partial.h has the format; a record is a result as it lies in memory, then its arrays. Units are finished in one
+ * fixed order, so record i is own unit i. */
 #pragma once
 
+#include "base/partial.h"
 #include "sim/sweep.h"
 
 #include <stdbool.h>
@@ -22,7 +17,7 @@ typedef struct journal_shape {
     size_t lifetimes; /* n_layer * n_kv_head * T where lifetimes are kept, else 0 */
 } journal_shape;
 
-typedef struct journal journal;
+typedef partial journal;
 
 /* Open, or create. ERR_USAGE, with nothing changed: another process has it open; it is of another command; it is of
  * the same command but bound to other traces, calibration, shard or version; it is no journal. */

@@ -122,7 +122,7 @@ typedef struct backend_times {
     double compute, copy;
 } backend_times;
 
-enum { BACKEND_PLUGIN_VERSION = 1 };
+enum { BACKEND_PLUGIN_VERSION = 2 /* changes with any struct of these headers */ };
 
 typedef struct backend {
     const char *name; /* "cpu", "cuda" */

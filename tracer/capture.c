@@ -305,7 +305,7 @@ int capture_wo(const capture *c) {
     float *turned = w + n_embd * inputs;
     int code = 0;
     for (int32_t layer = 0; layer < m->n_layer && !code; layer++) {
-        code = gguf_rows(m->file, m->layer[layer].tensor[SLOT_O], 0, n_embd, w);
+        code = model_read(&m->layer[layer].weight[SLOT_O], inputs, 0, n_embd, w);
         for (size_t e = 0; e < n_embd && !code; e++)
             for (size_t i = 0; i < inputs; i++) turned[i * n_embd + e] = w[e * inputs + i];
         if (!code) code = trace_write_wo(c->writer, layer, turned);

@@ -93,12 +93,11 @@ static int check_facts(const job *j) {
     for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
         if (facts[i].known && fabs(facts[i].of_trace - facts[i].of_model) > 1e-6 * fabs(facts[i].of_model))
             return err_set(ERR_DATA, "%s is a trace of another model: its %s is %g, that of %s is %g",
-                           trace_path(j->trace), facts[i].name, facts[i].of_trace, gguf_path(m->file),
-                           facts[i].of_model);
+                           trace_path(j->trace), facts[i].name, facts[i].of_trace, m->path, facts[i].of_model);
     for (int layer = 0; layer < m->n_layer; layer++)
         if (t->window[layer] != m->window[layer])
             return err_set(ERR_DATA, "%s is a trace of another model: the window of layer %d is %d, that of %s is %d",
-                           trace_path(j->trace), layer, t->window[layer], gguf_path(m->file), m->window[layer]);
+                           trace_path(j->trace), layer, t->window[layer], m->path, m->window[layer]);
     return 0;
 }
 

@@ -2,23 +2,13 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "tracer/dequant.h"
+#include "tracer/mapped.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
-#if __has_include(<sanitizer/asan_interface.h>)
-#include <sanitizer/asan_interface.h> /* expands to nothing outside AddressSanitizer */
-#else
-#define ASAN_POISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
-#define ASAN_UNPOISON_MEMORY_REGION(p, n) ((void)(p), (void)(n))
-#endif
 
 /* Numbers are copied out of the mapping as they stand. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read on little-endian machines only");
@@ -58,6 +48,7 @@ enum {
     MAX_NESTING = 4, /* arrays in arrays; no known model has any */
     MAX_KEY = 65535, /* bytes, by the specification */
     MAX_ALIGNMENT = 1 << 20,
+    NAME_MOST = 64,              /* bytes of a tensor's name, by the format */
     MAX_SHARDS = 65535,          /* split.count is a uint16 */
     LEAST_KEY = 8 + 4 + 1,       /* bytes of a key with an empty name and a uint8 value */
     LEAST_TENSOR = 8 + 4 + 4 + 8 /* bytes of a tensor with an empty name and no dimensions */
@@ -72,15 +63,14 @@ typedef struct entry {
 
 typedef struct shard {
     char *path;
-    const byte *base; /* mapped */
-    size_t size;
+    mapped file;
     entry *entries; /* sorted by key */
     size_t n_entries, capacity;
     size_t n_tensors, tensors_at; /* tensors_at: where the list of tensors begins in the file */
 } shard;
 
 typedef struct placed {
-    gguf_tensor tensor;
+    tensor tensor;
     uint64_t offset; /* from the start of its shard's tensor data */
 } placed;
 
@@ -90,7 +80,7 @@ struct gguf {
     size_t n_shards;
     placed *tensors; /* shard by shard, in file order */
     size_t n_tensors, capacity;
-    const gguf_tensor **by_name; /* sorted */
+    const tensor **by_name; /* sorted */
 };
 
 /* ---- reading bytes ---------------------------------------------------------------------------------------------- */
@@ -134,51 +124,6 @@ static int take_string(cursor *c, const char *what, gguf_string *out) {
 }
 
 /* ---- one file: mapping and metadata ----------------------------------------------------------------------------- */
-
-/* From the end of the file to the end of its page the mapping reads as zeros, so a read past the end would go
- * unnoticed; under AddressSanitizer those bytes are off limits. */
-static size_t tail_bytes(const shard *s) {
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    return (page - s->size % page) % page;
-}
-
-/* A file that is cut while it is mapped raises SIGBUS on the next access. We do not guard against that: it needs
- * somebody to truncate a model in use, and copying gigabytes of weights to survive it would cost every other run. */
-static int map_file(shard *s) {
-    struct stat st;
-    int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* O_NONBLOCK: opening a FIFO must not wait */
-    if (fd < 0) return err_set(ERR_DATA, "cannot be opened: %s", strerror(errno));
-    int code = 0;
-    void *base = NULL;
-    if (fstat(fd, &st) != 0) code = err_set(ERR_DATA, "%s", strerror(errno));
-    else if (S_ISDIR(st.st_mode)) code = err_set(ERR_DATA, "is a folder, not a GGUF file");
-    else if (!S_ISREG(st.st_mode)) code = err_set(ERR_DATA, "is not a regular file");
-    else if (st.st_size == 0) code = err_set(ERR_DATA, "is empty");
-    else {
-        base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (base == MAP_FAILED) code = err_set(ERR_DATA, "cannot be mapped: %s", strerror(errno));
-    }
-    close(fd);
-    if (code) return code;
-    s->base = base;
-    s->size = (size_t)st.st_size;
-    ASAN_POISON_MEMORY_REGION(s->base + s->size, tail_bytes(s));
-    return 0;
-}
-
-static bool begins(const byte *p, size_t n, const char *word) {
-    return n >= strlen(word) && strncasecmp((const char *)p, word, strlen(word)) == 0;
-}
-
-/* What people really have in hand when the magic is wrong. */
-static int refuse_magic(const byte *p, size_t n) {
-    if (begins(p, n, "version https://git-lfs"))
-        return err_set(ERR_DATA, "looks like a Git LFS pointer, not weights (git lfs pull fetches them)");
-    while (n > 0 && strchr(" \t\r\n", *p) && *p) p++, n--;
-    if (begins(p, n, "<!doctype") || begins(p, n, "<html"))
-        return err_set(ERR_DATA, "looks like an HTML page, not weights (was a download refused?)");
-    return err_set(ERR_DATA, "not a GGUF file");
-}
 
 static int check_version(uint32_t version) {
     if (version == 2 || version == 3) return 0;
@@ -261,10 +206,18 @@ static int read_entries(shard *s, cursor *c, uint64_t n) {
     return 0;
 }
 
+/* A safetensors file: 8 bytes of length, of which no more than four are used, and JSON. */
+static int refuse_other(const mapped *m) {
+    static const byte none[4];
+    if (m->size > 8 && m->base[8] == '{' && memcmp(m->base + 4, none, 4) == 0)
+        return err_set(ERR_DATA, "looks like a safetensors file: give the folder that holds it and config.json");
+    return mapped_refuse(m, "GGUF file");
+}
+
 static int parse_shard(shard *s) {
-    TRY(map_file(s));
-    cursor c = {.base = s->base, .size = s->size};
-    if (memcmp(s->base, "GGUF", s->size < 4 ? s->size : 4) != 0) return refuse_magic(s->base, s->size);
+    TRY(mapped_open(&s->file, s->path, "GGUF file"));
+    cursor c = {.base = s->file.base, .size = s->file.size};
+    if (memcmp(c.base, "GGUF", c.size < 4 ? c.size : 4) != 0) return refuse_other(&s->file);
     uint32_t magic, version;
     uint64_t n_tensors, n_entries;
     TRY(take_u32(&c, "magic", &magic));
@@ -288,10 +241,7 @@ static int shard_open(shard *s, const char *path) {
 }
 
 static void shard_close(shard *s) {
-    if (s->base) {
-        ASAN_UNPOISON_MEMORY_REGION(s->base + s->size, tail_bytes(s));
-        munmap((void *)s->base, s->size);
-    }
+    mapped_close(&s->file);
     mem_free(s->entries);
     mem_free(s->path);
 }
@@ -449,7 +399,7 @@ int gguf_floats(const gguf *g, const char *key, float **out, size_t *n) {
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
 /* The bytes of dims[0] x .. x dims[3] values of the tensor's type. */
-static int measure(gguf_tensor *t, const dequant_type *type) {
+static int measure(tensor *t, const dequant_type *type) {
     uint64_t n = 1;
     bool overflow = false;
     for (int i = 0; i < t->n_dims; i++) {
@@ -468,12 +418,11 @@ static int measure(gguf_tensor *t, const dequant_type *type) {
     return 0;
 }
 
-static int read_name(cursor *c, gguf_tensor *t) {
+static int read_name(cursor *c, tensor *t) {
     gguf_string name;
     TRY(take_string(c, "name", &name));
     if (name.n == 0) return err_set(ERR_DATA, "the name is empty");
-    if (name.n >= sizeof t->name)
-        return err_set(ERR_DATA, "name of %zu bytes (at most %zu)", name.n, sizeof t->name - 1);
+    if (name.n > NAME_MOST) return err_set(ERR_DATA, "name of %zu bytes (at most %d)", name.n, NAME_MOST);
     if (memchr(name.text, 0, name.n)) return err_set(ERR_DATA, "the name holds a NUL byte");
     memcpy(t->name, name.text, name.n);
     return 0;
@@ -481,7 +430,7 @@ static int read_name(cursor *c, gguf_tensor *t) {
 
 /* After this only the place of the data is open. */
 static int read_tensor(cursor *c, placed *p) {
-    gguf_tensor *t = &p->tensor;
+    tensor *t = &p->tensor;
     uint32_t n_dims;
     TRY(read_name(c, t));
     TRY(take_u32(c, "number of dimensions", &n_dims));
@@ -514,23 +463,24 @@ static int read_alignment(const shard *s, uint32_t *out) {
 }
 
 static int place_tensor(const shard *s, placed *p, size_t data_at, uint32_t alignment) {
-    gguf_tensor *t = &p->tensor;
+    tensor *t = &p->tensor;
     uint64_t from, to;
     if (p->offset % alignment)
         return err_set(ERR_DATA, "tensor '%s': offset %" PRIu64 " is not a multiple of the alignment %" PRIu32, t->name,
                        p->offset, alignment);
     if (__builtin_add_overflow(data_at, p->offset, &from) || __builtin_add_overflow(from, t->bytes, &to))
         return err_set(ERR_DATA, "tensor '%s': offset %" PRIu64 " is past the end, file has %zu", t->name, p->offset,
-                       s->size);
-    if (to > s->size)
+                       s->file.size);
+    if (to > s->file.size)
         return err_set(ERR_DATA, "tensor '%s' needs bytes %" PRIu64 "..%" PRIu64 ", file has %zu", t->name, from, to,
-                       s->size);
-    t->data = s->base + from;
+                       s->file.size);
+    t->data = s->file.base + from;
+    t->file = s->path;
     return 0;
 }
 
 static int parse_tensors(gguf *g, const shard *s) {
-    cursor c = {.base = s->base, .size = s->size, .at = s->tensors_at};
+    cursor c = {.base = s->file.base, .size = s->file.size, .at = s->tensors_at};
     size_t first = g->n_tensors;
     uint32_t alignment;
     TRY(read_alignment(s, &alignment));
@@ -552,11 +502,11 @@ static int add_tensors(gguf *g, const shard *s) {
 }
 
 static int compare_names(const void *a, const void *b) {
-    return strcmp((*(const gguf_tensor *const *)a)->name, (*(const gguf_tensor *const *)b)->name);
+    return strcmp((*(const tensor *const *)a)->name, (*(const tensor *const *)b)->name);
 }
 
 static int compare_places(const void *a, const void *b) {
-    const gguf_tensor *x = *(const gguf_tensor *const *)a, *y = *(const gguf_tensor *const *)b;
+    const tensor *x = *(const tensor *const *)a, *y = *(const tensor *const *)b;
     return ((const byte *)x->data > (const byte *)y->data) - ((const byte *)x->data < (const byte *)y->data);
 }
 
@@ -564,7 +514,7 @@ static int compare_places(const void *a, const void *b) {
 static int index_tensors(gguf *g) {
     size_t n = g->n_tensors;
     if (n == 0) return 0;
-    const gguf_tensor **list = g->by_name = mem_new(n, sizeof *g->by_name, "tensor names");
+    const tensor **list = g->by_name = mem_new(n, sizeof *g->by_name, "tensor names");
     if (!list) return ERR_DATA;
     for (size_t i = 0; i < n; i++) list[i] = &g->tensors[i].tensor;
     qsort(list, n, sizeof *list, compare_places);
@@ -582,11 +532,11 @@ size_t gguf_n_tensors(const gguf *g) {
     return g->n_tensors;
 }
 
-const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i) {
+const tensor *gguf_tensor_at(const gguf *g, size_t i) {
     return &g->tensors[i].tensor;
 }
 
-const gguf_tensor *gguf_find(const gguf *g, const char *name) {
+const tensor *gguf_find(const gguf *g, const char *name) {
     for (size_t low = 0, high = g->n_tensors; low < high;) {
         size_t middle = low + (high - low) / 2;
         int order = strcmp(name, g->by_name[middle]->name);
@@ -595,20 +545,6 @@ const gguf_tensor *gguf_find(const gguf *g, const char *name) {
         else low = middle + 1;
     }
     return NULL;
-}
-
-int gguf_rows(const gguf *g, const gguf_tensor *t, size_t row0, size_t n, float *out) {
-    const dequant_type *type = dequant_find(t->type);
-    size_t rows = t->dims[1] * t->dims[2] * t->dims[3], blocks = t->dims[0] / type->block;
-    char list[256];
-    if (!type->run)
-        return err_set(ERR_DATA, "%s: tensor '%s': type %s is not supported (these are: %s)", g->path, t->name,
-                       t->type_name, dequant_supported(list, sizeof list));
-    if (row0 > rows || n > rows - row0)
-        return err_set(ERR_DATA, "%s: tensor '%s': %zu rows from row %zu asked, it has %zu", g->path, t->name, n, row0,
-                       rows);
-    type->run((const byte *)t->data + row0 * blocks * type->block_bytes, n * blocks, out);
-    return 0;
 }
 
 /* ---- split files ------------------------------------------------------------------------------------------------ */

@@ -4,6 +4,8 @@
  * Split files ("-00001-of-00003.gguf"): any shard opens the set; a missing shard is named. */
 #pragma once
 
+#include "tracer/tensor.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -38,20 +40,6 @@ int gguf_floats(const gguf *g, const char *key, float **out, size_t *n);        
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
-typedef struct gguf_tensor {
-    char name[65];
-    uint32_t type; /* ggml type number */
-    const char *type_name;
-    int n_dims;
-    uint64_t dims[4]; /* ggml order: dims[0] is the contiguous one (the row length); unused are 1 */
-    const void *data; /* mapped */
-    size_t bytes;
-} gguf_tensor;
-
 size_t gguf_n_tensors(const gguf *g);
-const gguf_tensor *gguf_tensor_at(const gguf *g, size_t i);
-const gguf_tensor *gguf_find(const gguf *g, const char *name); /* NULL if absent; no message */
-
-/* Dequantise rows row0 .. row0+n-1 (a row is dims[0] values) to f32: F32, F16, BF16, Q8_0, Q4_0, Q4_1. Thread-safe.
- * Other types are refused by name: "tensor 't': type Q2_K is not supported". */
-int gguf_rows(const gguf *g, const gguf_tensor *t, size_t row0, size_t n, float *out);
+const tensor *gguf_tensor_at(const gguf *g, size_t i);
+const tensor *gguf_find(const gguf *g, const char *name); /* NULL if absent; no message */

@@ -8,6 +8,7 @@
 #include "traces/zstd_filter.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -215,10 +216,30 @@ static void add_model(cJSON *facts, const trace_model *m) {
     cJSON_AddStringToObject(o, "compute", m->compute);
 }
 
-static void add_check(cJSON *facts, const check_sequence *c) {
+static void add_verified(cJSON *list, bool there, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void add_verified(cJSON *list, bool there, const char *format, ...) {
+    char word[96];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(word, sizeof word, format, values);
+    va_end(values);
+    add_word(list, there, word);
+}
+
+static void add_check(cJSON *facts, const trace_sequence *s, const check_sequence *c) {
     cJSON *o = cJSON_AddObjectToObject(facts, "check");
     if (c->dense) cJSON_AddNumberToObject(o, "sum_error", c->sum_error);
     if (c->dense && c->factored) cJSON_AddNumberToObject(o, "difference", c->difference);
+    if (c->factored && s->has_lse) cJSON_AddNumberToObject(o, "lse_error", c->lse_error);
+    cJSON *list = cJSON_AddArrayToObject(o, "verified");
+    add_verified(list, s->piece_offset, "text");
+    add_verified(list, c->dense, "%d stored rows a head", s->n_tokens);
+    add_verified(list, c->factored, "%d of %d rows of q and k", c->n_rows, s->n_tokens);
+    add_verified(list, s->target_logprob || s->correct || s->entropy, "%d predictions", s->n_tokens - 1);
+    add_verified(list, c->n_topk, "top %lld", (long long)c->n_topk);
+    add_verified(list, c->has_full_logits, "full logits");
+    add_verified(list, s->has_grad_loss, "gradients of %d counted steps", c->n_counted);
+    add_verified(list, s->n_fisher, "labels of %d sample%s", s->n_fisher, s->n_fisher == 1 ? "" : "s");
 }
 
 static int add_sequence(cJSON *list, const trace *t, size_t i, const check_sequence *check) {
@@ -235,21 +256,21 @@ static int add_sequence(cJSON *list, const trace *t, size_t i, const check_seque
     TRY(add_preview(o, s));
     add_arrays(o, t, i);
     add_bytes_per_entry(o, t, i);
-    if (check) add_check(o, check);
+    if (check) add_check(o, s, check);
     return add_lost_mass(o, t, i);
 }
 
-static int check_all(trace *t, check_sequence **out) {
+static int check_all(trace *t, bool every_row, check_sequence **out) {
     pool *p;
     *out = mem_new(t->n_seq, sizeof **out, "check");
     if (!*out) return ERR_DATA;
     TRY(pool_new(0, &p));
-    int code = check_trace(t, p, *out);
+    int code = check_trace(t, every_row, p, *out);
     pool_free(p);
     return code;
 }
 
-static int trace_facts(const char *path, bool check, cJSON *facts) {
+static int trace_facts(const char *path, facts_check check, cJSON *facts) {
     trace *t;
     check_sequence *checked = NULL;
     TRY(trace_open(path, &t));
@@ -259,7 +280,7 @@ static int trace_facts(const char *path, bool check, cJSON *facts) {
     cJSON_AddStringToObject(facts, "hash_of", t->hash_stored ? "content" : "file");
     add_model(facts, &t->model);
     cJSON *list = cJSON_AddArrayToObject(facts, "sequences");
-    if (!code && check) code = check_all(t, &checked);
+    if (!code && check) code = check_all(t, check == FACTS_CHECK_ALL, &checked);
     for (size_t i = 0; i < t->n_seq && !code; i++) code = add_sequence(list, t, i, checked ? &checked[i] : NULL);
     if (!code) code = add_datasets(facts, t->h5);
     mem_free(checked);
@@ -355,7 +376,7 @@ static int read_format(const char *path, hid_t h5, cJSON *facts, char **format) 
     return 0;
 }
 
-static int gather(const char *path, bool check, cJSON *facts) {
+static int gather(const char *path, facts_check check, cJSON *facts) {
     hid_t h5;
     char *format = NULL;
     int code = hdf_open(path, &h5);
@@ -375,12 +396,12 @@ static int gather(const char *path, bool check, cJSON *facts) {
     return is_lifetimes ? lifetimes_facts(path, check, facts) : 0;
 }
 
-int facts_of_file(const char *path, bool check, cJSON **out) {
+int facts_of_file(const char *path, facts_check check, cJSON **out) {
     *out = NULL;
     cJSON *facts = cJSON_CreateObject();
     if (!facts) return err_set(ERR_DATA, "out of memory");
     int code = gather(path, check, facts);
-    if (!code) cJSON_AddBoolToObject(facts, "checked", check);
+    if (!code) cJSON_AddBoolToObject(facts, "checked", check != FACTS_ONLY);
     if (code) cJSON_Delete(facts);
     else *out = facts;
     return code;

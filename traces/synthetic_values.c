@@ -232,7 +232,9 @@ int32_t synthetic_label(uint64_t seed, int sample, int32_t t) {
 synthetic_prediction synthetic_predict(uint64_t seed, int32_t t) {
     rng_block b = rng_philox(seed, (uint32_t)STREAM_PREDICTION << STREAM_SHIFT, 0, (uint32_t)t, 0);
     double x = -log(rng_uniform(b.v[0])), loss = 1.2 * x * x;
-    /* Above one half the target is the most likely token; a tenth of the probability likely is. */
+    /* Above one half the target is the most likely token; a tenth of the probability likely is. The most likely one has
+     * at least exp(-entropy). */
     uint8_t correct = loss < log(2) || (loss < log(10) && rng_uniform(b.v[1]) < 0.5);
-    return (synthetic_prediction){(float)-loss, (float)(0.5 * loss + between(0.05, 2.0, b.v[2])), correct};
+    double entropy = fmin(0.5 * loss + between(0.05, 2.0, b.v[2]), log(SYNTHETIC_VOCAB));
+    return (synthetic_prediction){(float)-loss, (float)(correct ? fmax(entropy, loss) : entropy), correct};
 }

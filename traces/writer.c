@@ -322,10 +322,12 @@ static int put_head_row(trace_writer *w, open_set *s, int layer, int head, const
 }
 
 int trace_write_lse(trace_writer *w, int layer, int head, const float *lse) {
+    TRY(writer_tell(w, (writer_call){CALL_LSE, {layer, head}, 0}, NULL, (const void *[]){lse}));
     return writer_at_file(w, put_head_row(w, &w->lse, layer, head, lse));
 }
 
 int trace_write_row_sum(trace_writer *w, int layer, int head, const float *row_sum) {
+    TRY(writer_tell(w, (writer_call){CALL_ROW_SUM, {layer, head}, 0}, NULL, (const void *[]){row_sum}));
     return writer_at_file(w, put_head_row(w, &w->row_sum, layer, head, row_sum));
 }
 
@@ -346,6 +348,8 @@ static int put_logits(trace_writer *w, const float *target_logprob, const uint8_
 
 int trace_write_logits(trace_writer *w, const float *target_logprob, const uint8_t *correct, const float *entropy,
                        const int32_t *topk_id, const float *topk_logprob) {
+    TRY(writer_tell(w, (writer_call){.kind = CALL_LOGITS}, NULL,
+                    (const void *[]){target_logprob, entropy, topk_id, topk_logprob, correct}));
     return writer_at_file(w, put_logits(w, target_logprob, correct, entropy, topk_id, topk_logprob));
 }
 
@@ -365,6 +369,7 @@ static int put_full_row(trace_writer *w, int32_t row, const float *logits) {
 }
 
 int trace_write_full_logits(trace_writer *w, int32_t row0, int32_t n, const float *logits) {
+    TRY(writer_tell(w, (writer_call){CALL_FULL, {row0, n}, 0}, NULL, (const void *[]){logits}));
     for (int32_t r = 0; r < n; r++)
         TRY(writer_at_file(w, put_full_row(w, row0 + r, logits + (size_t)r * (size_t)w->model.n_vocab)));
     return 0;

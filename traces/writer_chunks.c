@@ -212,6 +212,8 @@ int trace_put(trace_writer *w, trace_array array, int layer, int head, int row_t
     writer_array_shape(w, array, dims, chunk);
     bool expected = s->id >= 0 && column_tile <= row_tile && chunk_index(dims, chunk, array, at) == s->next;
     int code = expected ? 0 : writer_misuse("chunk out of order");
+    writer_call call = {CALL_PUT, {(int32_t)array, layer, head, row_tile, column_tile}, c->hash};
+    if (!code) code = writer_tell(w, call, c, NULL);
     for (int d = 0; d < 4; d++) place[d] = offset[d] = at[d] * chunk[d];
     if (!code) {
         content_hash_chunk(w->hash, s->digest, 4, place, c->hash);

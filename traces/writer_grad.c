@@ -154,7 +154,8 @@ static int put_grad(trace_writer *w, int set, int layer, int head, int row_tile,
 }
 
 int trace_put_grad(trace_writer *w, int set, int layer, int head, int row_tile, trace_chunk *c) {
-    int code = put_grad(w, set, layer, head, row_tile, c);
+    int code = writer_tell(w, (writer_call){CALL_PUT_GRAD, {set, layer, head, row_tile}, c->hash}, c, NULL);
+    if (!code) code = put_grad(w, set, layer, head, row_tile, c);
     trace_chunk_free(c);
     return writer_at_file(w, code);
 }
@@ -178,6 +179,7 @@ static int put_scale(trace_writer *w, int set, int layer, int head, const float 
 }
 
 int trace_write_grad_scale(trace_writer *w, int set, int layer, int head, const float *scale) {
+    TRY(writer_tell(w, (writer_call){CALL_SCALE, {set, layer, head}, 0}, NULL, (const void *[]){scale}));
     return writer_at_file(w, put_scale(w, set, layer, head, scale));
 }
 
@@ -194,5 +196,6 @@ static int put_labels(trace_writer *w, const int32_t *label) {
 }
 
 int trace_write_fisher_labels(trace_writer *w, const int32_t *label) {
+    TRY(writer_tell(w, (writer_call){.kind = CALL_LABELS}, NULL, (const void *[]){label}));
     return writer_at_file(w, put_labels(w, label));
 }

@@ -1,5 +1,5 @@
 /* What the writer's files share: writer.c (the file, facts and small arrays), writer_chunks.c (attention),
- * writer_grad.c (gradients) and writer_queue.c (the thread that writes).
+ * writer_grad.c (gradients), writer_calls.c (calls kept and repeated) and writer_queue.c (the thread that writes).
  *
  * What is written in many parts goes through the queue: writer_later. All other calls of HDF5 come after a
  * write_queue_drain in the same function of the writer. */
@@ -68,6 +68,7 @@ struct trace_writer {
     open_set grad[2], grad_scale[2]; /* grad/loss, grad/fisher */
 
     int64_t raw, stored;
+    const trace_tap *tap; /* NULL: calls are not kept */
 };
 
 /* Put the file's name in front of the message of `code`; 0 stays 0. */
@@ -87,6 +88,24 @@ int writer_later_copy(trace_writer *w, const open_set *s, const hsize_t *start, 
 /* A dataset written whole; its values lie in memory as they are stored. */
 int writer_put_whole(trace_writer *w, hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims,
                      const void *values);
+
+/* A call of the writer as a record begins, before its values. */
+typedef enum writer_call_kind {
+    CALL_PUT,      /* at: array, layer, head, row tile, column tile; a chunk's frame and hash */
+    CALL_PUT_GRAD, /* set, layer, head, row tile; the same */
+    CALL_SCALE,    /* set, layer, head */
+    CALL_LABELS,   /* nothing */
+    CALL_LSE,      /* layer, head */
+    CALL_ROW_SUM,  /* layer, head */
+    CALL_LOGITS,   /* nothing; target_logprob, entropy, topk_id, topk_logprob, correct */
+    CALL_FULL      /* row0, n */
+} writer_call_kind;
+typedef struct writer_call {
+    int32_t kind, at[5];
+    uint64_t hash;
+} writer_call;
+/* Hand a call to the tap, if there is one; sizes follow from the call. `chunk` of CALL_PUT..., else values[]. */
+int writer_tell(const trace_writer *w, writer_call call, const trace_chunk *chunk, const void *const *values);
 
 /* The datasets of the gradients, by the sequence's plan. */
 int writer_start_grad(trace_writer *w);

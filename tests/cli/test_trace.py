@@ -215,7 +215,7 @@ def test_bad_input_is_one_line(tiny, text, tmp_path):
     refused(1, "exceed this model's 2048 positions", tmp_path, tiny, tmp_path / "long", "-o", out)
     refused(1, "No such file", tmp_path, tiny, tmp_path / "absent", "-o", out)
     refused(1, "is a folder, not a text", tmp_path, tiny, tmp_path, "-o", out)
-    refused(1, "is a folder", tmp_path, tmp_path, text, "-o", out)
+    refused(1, "a model is a GGUF file, or a folder with config.json", tmp_path, tmp_path, text, "-o", out)
     refused(1, "absent.gguf", tmp_path, tmp_path / "absent.gguf", text, "-o", out)
     refused(1, "", tmp_path, text, text, "-o", out)
     refused(1, "cannot be created", tmp_path, tiny, text, "-o", tmp_path / "no" / "o.h5")

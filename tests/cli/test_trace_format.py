@@ -110,13 +110,15 @@ def with_gradients(path, samples=2, dtype="f2", **storage):
     with h5py.File(path, "r+") as f:
         f.attrs["n_vocab"] = 7
         grad = f["seq/0000"].create_group("grad")
-        grad.create_dataset("loss", data=rng.normal(size=(1, 2, 5, 4)).astype(dtype), **storage)
+        before = (np.arange(5) < 4)[:, None]  # no loss follows the last step
+        grad.create_dataset("loss", data=(before * rng.normal(size=(1, 2, 5, 4))).astype(dtype), **storage)
         grad["loss_scale"] = rng.random((1, 2, 5)).astype("f4")
         if "chunks" in storage:
             storage["chunks"] = (samples, *storage["chunks"])
-        grad.create_dataset("fisher", data=rng.normal(size=(samples, 1, 2, 5, 4)).astype(dtype), **storage)
+        fisher = before * rng.normal(size=(samples, 1, 2, 5, 4))
+        grad.create_dataset("fisher", data=fisher.astype(dtype), **storage)
         grad["fisher_scale"] = np.ones((samples, 1, 2, 5))
-        grad["fisher_label"] = rng.integers(-1, 7, (samples, 4))
+        grad["fisher_label"] = rng.integers(0, 7, (samples, 4))
     return path
 
 

@@ -3,6 +3,7 @@
 #include "base/err.h"
 #include "base/half.h"
 #include "base/mem.h"
+#include "tests/unit/family_build.h"
 #include "tracer/backend.h"
 #include "tracer/cpu/cpu.h"
 #include "traces/kernels.h"
@@ -196,24 +197,31 @@ static int keep_packed(void *context, int layer, int set, const uint8_t *tiles, 
 
 typedef struct bench {
     model *m;
+    family *f; /* whose model it is; NULL: a file's */
     pool *p;
     backend_state *cpu, *cuda;
 } bench;
 
-static bench bench_new(const backend_options *cuda_options) {
+static bench bench_load(bench b, const backend_options *cuda_options) {
     static const backend_options plain = {.device = "", .precision = "f32", .weights = "dense"};
-    bench b = {0};
-    if (model_open(TINY, &b.m) || pool_new(1, &b.p) || cpu_backend.load(b.m, b.p, &plain, &b.cpu) ||
+    if (pool_new(1, &b.p) || cpu_backend.load(b.m, b.p, &plain, &b.cpu) ||
         kvlag_cuda_backend.load(b.m, b.p, cuda_options, &b.cuda))
         fail_msg("%s", err_message());
     return b;
+}
+
+static bench bench_new(const backend_options *cuda_options) {
+    bench b = {0};
+    if (model_open(TINY, &b.m)) fail_msg("%s", err_message());
+    return bench_load(b, cuda_options);
 }
 
 static void bench_free(bench *b) {
     cpu_backend.unload(b->cpu);
     kvlag_cuda_backend.unload(b->cuda);
     pool_free(b->p);
-    model_close(b->m);
+    if (b->f) family_free(b->f);
+    else model_close(b->m);
 }
 
 static int32_t *text(const model *m, size_t T) {
@@ -521,11 +529,110 @@ static void steps_equal_cpu(void **state) {
     bench_free(&late);
 }
 
+/* ---- families ---------------------------------------------------------------------------------------------------- */
+
+static family *family_of(const char *name) {
+    family *f = family_new(arch_find(name, strlen(name)));
+    for (int layer = 0; layer < FAMILY_LAYERS; layer++) f->m.layer[layer].weight[SLOT_O_BIAS].tensor = NULL;
+    return f;
+}
+
+/* What they need, and with it windows, capped scores, a RoPE that scales, and a layer without any. */
+static void families_equal_cpu(void **state) {
+    (void)state;
+    static const char *const names[] = {"llama", "qwen2", "phi3", "smollm3"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        for (int way = 0; way < 2; way++) {
+            bench b = {.f = family_of(names[i])};
+            b.m = &b.f->m;
+            b.m->window[1] = 20;
+            b.m->softcap = 3;
+            b.m->rope[0].scale = 1.2;
+            b.m->layer[2].rope = -1;
+            b = bench_load(b,
+                           way ? &offloaded : &(backend_options){.device = "", .precision = "f32", .weights = "dense"});
+            compare(&b, 70, NULL, f32_bounds, names[i]);
+            check_steps(&b);
+            bench_free(&b);
+        }
+}
+
+static void check_refused(const family *f, const char *what) {
+    backend_state *s;
+    const backend_options plain = {.device = "", .precision = "f32", .weights = "dense"};
+    assert_int_equal(kvlag_cuda_backend.load(&f->m, NULL, &plain, &s), ERR_DATA);
+    assert_null(s);
+    char want[200];
+    snprintf(want, sizeof want, "family (%s): the CUDA backend does not compute %s; use --backend cpu", f->m.arch->name,
+             what);
+    assert_string_equal(err_message(), want);
+}
+
+static void what_is_not_computed_is_named(void **state) {
+    (void)state;
+    static const struct {
+        const char *arch, *what;
+    } all[] = {{"gemma", "GELU"},     {"gemma2", "GELU"},
+               {"gemma3", "GELU"},    {"qwen3", "norms of queries"},
+               {"gpt2", "LayerNorm"}, {"olmo2", "layers without a norm before attention"}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        family *f = family_of(all[i].arch);
+        check_refused(f, all[i].what);
+        family_free(f);
+    }
+}
+
+/* Each on its own, on a model that is served otherwise. */
+static void every_refusal_has_its_reason(void **state) {
+    (void)state;
+    family *f = family_of("llama");
+    model *m = &f->m;
+    const model_weight some = m->layer[0].weight[SLOT_FFN_NORM], none = {0};
+    const struct {
+        arch_slot slot;
+        model_weight becomes;
+        const char *what;
+    } slots[] = {{SLOT_ATTN_NORM, none, "layers without a norm before attention"},
+                 {SLOT_FFN_NORM, none, "layers without a norm before the feed-forward"},
+                 {SLOT_ATTN_POST_NORM, some, "norms behind attention"},
+                 {SLOT_FFN_POST_NORM, some, "norms behind the feed-forward"},
+                 {SLOT_Q_NORM, some, "norms of queries"},
+                 {SLOT_K_NORM, some, "norms of keys"},
+                 {SLOT_GATE, none, "feed-forwards without a gate"},
+                 {SLOT_O_BIAS, some, "biases of the output projection"},
+                 {SLOT_UP_BIAS, some, "biases of the feed-forward"},
+                 {SLOT_DOWN_BIAS, some, "biases of the feed-forward"}};
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+        model_weight *w = &m->layer[1].weight[slots[i].slot], was = *w;
+        *w = slots[i].becomes;
+        check_refused(f, slots[i].what);
+        *w = was;
+    }
+    m->layer[2].weight[SLOT_UP].transposed = true;
+    check_refused(f, "transposed weights");
+    m->layer[2].weight[SLOT_UP].transposed = false;
+    m->output_norm.plus_one = true;
+    check_refused(f, "norm weights that are stored less 1");
+    m->n_rope = 2;
+    check_refused(f, "more than one RoPE");
+    m->logit_softcap = 30;
+    check_refused(f, "soft-capped logits");
+    m->embedding_scale = 4;
+    check_refused(f, "scaled embeddings");
+    family_free(f);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_cpu),           cmocka_unit_test(masked_equals_cpu),
-        cmocka_unit_test(ways_are_equal),       cmocka_unit_test(bf16_is_near),
-        cmocka_unit_test(twice_is_equal),       cmocka_unit_test(a_late_device_gives_the_same),
-        cmocka_unit_test(project_gives_logits), cmocka_unit_test(steps_equal_cpu)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(equals_cpu),
+                                       cmocka_unit_test(masked_equals_cpu),
+                                       cmocka_unit_test(ways_are_equal),
+                                       cmocka_unit_test(bf16_is_near),
+                                       cmocka_unit_test(twice_is_equal),
+                                       cmocka_unit_test(a_late_device_gives_the_same),
+                                       cmocka_unit_test(project_gives_logits),
+                                       cmocka_unit_test(steps_equal_cpu),
+                                       cmocka_unit_test(families_equal_cpu),
+                                       cmocka_unit_test(what_is_not_computed_is_named),
+                                       cmocka_unit_test(every_refusal_has_its_reason)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ static void check_norm(device *d, size_t rows, size_t n) {
     float *padded_weight = array_padded(weight, n);
     for (size_t r = 0; r < rows; r++) {
         float *padded = array_padded(x + r * ld, n);
-        rows_rms_norm(padded, padded_weight, n, eps, want);
+        rows_norm(ARCH_NORM_RMS, padded, padded_weight, NULL, n, eps, want);
         for (size_t i = 0; i < n; i++) {
             expect_near(out[r * ld + i], want[i], 0, 1e-6, "norm", r, i);
             expect_bits(rounded[r * ld + i], slow_bf16(out[r * ld + i]), "norm to bf16", r, i);
@@ -57,7 +57,7 @@ static void check_norm_back(device *d, size_t T, size_t rows, size_t n) {
     for (size_t r = 0; r < rows; r++) {
         float *px = array_padded(x + r % T * ld, n), *pd = array_padded(d_out + r * ld, n);
         float *want = array_padded(before + r * ld, n);
-        rows_rms_norm_back(px, padded_weight, n, eps, pd, want);
+        rows_norm_back(ARCH_NORM_RMS, px, padded_weight, n, eps, pd, want);
         for (size_t i = 0; i < n; i++) expect_near(d_x[r * ld + i], want[i], 1, 3e-6, "norm back", r, i);
         mem_free(px), mem_free(pd), mem_free(want);
     }
@@ -97,7 +97,9 @@ static float *angles_of(const head_shape *s) {
     size_t dims = (size_t)s->rope_dims;
     float *angles = mem_new(s->T * dims, sizeof *angles, "test");
     assert_non_null(angles);
-    for (size_t t = 0; t < s->T; t++) rows_rope_angles((int32_t)t + 1, s->rope_dims, 10000, angles + t * dims);
+    double inverse[128];
+    for (size_t i = 0; i < dims / 2; i++) inverse[i] = pow(10000, -2.0 * (double)i / (double)dims);
+    for (size_t t = 0; t < s->T; t++) rows_rope_angles((int32_t)t + 1, s->rope_dims, inverse, 1, angles + t * dims);
     return angles;
 }
 
@@ -163,7 +165,7 @@ static void check_gate(device *d, size_t rows, size_t n) {
     assert_int_equal(k_gate(d, both, both + n, ld, rows, n, DTYPE_BF16, rounded, ld_out), 0);
     for (size_t r = 0; r < rows; r++) {
         float *gate = array_padded(both + r * ld, n), *want = array_padded(both + r * ld + n, n);
-        rows_silu_gate(gate, want, n);
+        rows_gate(ARCH_SILU, gate, want, n);
         for (size_t i = 0; i < n; i++) {
             expect_near(out[r * ld_out + i], want[i], 1e-20, 1e-6, "gate", r, i);
             expect_bits(rounded[r * ld_out + i], slow_bf16(out[r * ld_out + i]), "gate to bf16", r, i);
@@ -192,8 +194,8 @@ static void check_gate_back(device *d, size_t T, size_t rows, size_t n, enum in_
     for (size_t r = 0; r < rows; r++) {
         float *gate = array_padded(both + r % T * ld, n), *up = array_padded(both + r % T * ld + n, n);
         float *want_up = array_padded(given + r * ld, n), *want_gate = array_padded(given + r * ld, n);
-        rows_silu_gate_slopes(gate, up, n);
-        rows_silu_gate_back(gate, up, want_up, want_gate, n);
+        rows_gate_slopes(ARCH_SILU, gate, up, n);
+        rows_gate_back(gate, up, want_up, want_gate, n);
         for (size_t i = 0; i < n; i++) {
             expect_near(d_up[r * ld + i], want_up[i], 1e-20, 1e-6, "d_up", r, i);
             /* The slope is a sum that crosses zero near -1.28: its terms, up to 1, set the error. */

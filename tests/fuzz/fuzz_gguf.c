@@ -58,14 +58,14 @@ static void ask_key(const gguf *g, const char *key) {
     ask_arrays(g, key);
 }
 
-static void read_tensor(const gguf *g, const gguf_tensor *t) {
+static void read_tensor(const gguf *g, const tensor *t) {
     size_t rows = t->dims[1] * t->dims[2] * t->dims[3], n = MOST_VALUES / t->dims[0];
     if (n > rows) n = rows;
     if (gguf_find(g, t->name) != t) abort(); /* found by its name, whatever the name */
     sink += touch(t->data, t->bytes);
     float *out = mem_new(n * t->dims[0], sizeof *out, "rows");
     if (!out) abort();
-    if (gguf_rows(g, t, 0, n, out) == 0 && gguf_rows(g, t, rows - n, n, out)) abort();
+    if (tensor_rows(t, 0, n, out) == 0 && tensor_rows(t, rows - n, n, out)) abort();
     mem_free(out);
 }
 

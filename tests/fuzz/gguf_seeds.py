@@ -26,6 +26,13 @@ KEYS = [
     ("nested", g.ARRAY, (g.ARRAY, [(UINT8, [1, 2]), (g.STRING, ["x"])])),
 ]
 
+# Number, values and bytes of a block; what is in them does not matter.
+RAW = {
+    "q5_0": (6, 32, 22), "q5_1": (7, 32, 24), "q2_k": (10, 256, 84), "q3_k": (11, 256, 110), "q4_k": (12, 256, 144),
+    "q5_k": (13, 256, 176), "q6_k": (14, 256, 210), "iq4_nl": (20, 32, 18), "iq4_xs": (23, 256, 136),
+    "mxfp4": (39, 32, 17),
+}  # fmt: skip
+
 
 def values(n):
     return struct.pack(f"<{n}e", *((i * 7 % 32 - 16) / 8 for i in range(n)))
@@ -36,6 +43,11 @@ def tensor(name, kind, dims):
     for d in dims:
         n *= d
     return name, g.TYPES[kind][0], dims, g.TYPES[kind][2](values(n))
+
+
+def raw_tensor(kind):
+    number, block, size = RAW[kind]
+    return kind, number, [block, 2], bytes(i * 37 % 256 for i in range(2 * size))
 
 
 def main():
@@ -51,6 +63,7 @@ def main():
         "blocks.gguf": g.gguf_bytes(
             KEYS[:1], [tensor(kind, kind, [32, 2]) for kind in ("q8_0", "q4_0", "q4_1")], 3
         ),
+        "raw.gguf": g.gguf_bytes([], [raw_tensor(kind) for kind in RAW], 3),
         "shard.gguf": g.gguf_bytes([("split.no", g.UINT16, 0), ("split.count", g.UINT16, 2)], [], 3),
     }
     for name, data in files.items():

@@ -29,6 +29,10 @@ SAMPLES = 2
 
 
 def autograd(model, tokens, n_prompt, labels):
+    return autograd_of(model, [layer.self_attn.o_proj for layer in model.model.layers], tokens, n_prompt, labels)
+
+
+def autograd_of(model, projections, tokens, n_prompt, labels):
     """[1 + samples, n_layer, T, n_head*head_dim], and the logits."""
     outputs = []
 
@@ -36,7 +40,7 @@ def autograd(model, tokens, n_prompt, labels):
         args[0].retain_grad()
         outputs.append(args[0])
 
-    hooks = [layer.self_attn.o_proj.register_forward_pre_hook(keep) for layer in model.model.layers]
+    hooks = [module.register_forward_pre_hook(keep) for module in projections]
     logits = model(torch.tensor(tokens[None].astype(np.int64))).logits[0]
     for hook in hooks:
         hook.remove()

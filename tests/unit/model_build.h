@@ -20,6 +20,7 @@ typedef struct mini {
     const char *text_key, *text;    /* a further key */
     const char *u32_key;
     uint32_t u32;
+    bool hollow; /* no bytes of the tensors are written: a hole of their size */
     /* Element i of a tensor; NULL: all 0. */
     float (*value)(const char *name, size_t i);
 } mini;
@@ -120,12 +121,13 @@ static inline int mini_file(mini m, char path[32]) {
         at += (list[i].dims[0] * list[i].dims[1] * 4 + 31) / 32 * 32;
     }
     build_align(&b, 32);
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && !m.hollow; i++) {
         for (size_t k = 0; k < list[i].dims[0] * list[i].dims[1]; k++)
             build_f32(&b, m.value ? m.value(list[i].name, k) : 0);
         build_align(&b, 32);
     }
     int fd = build_memory_file(b.data, b.n, path);
+    if (m.hollow && ftruncate(fd, (off_t)(b.n + at))) abort();
     text_free(&b);
     return fd;
 }

@@ -124,12 +124,12 @@ static void rms_norm_back_by_hand(void **state) {
     /* 16 elements, mean square 25/16, so 1/root = .8. Of (1, 0) the part along x = (3, 4) is 3 * .64 / 16 = .12 times
      * x: .8 * (1 - .36, -.48). */
     _Alignas(64) float x[16] = {3, 4}, weight[16] = {1, 2, 3}, d_out[16] = {1}, d_x[16] = {10, 20};
-    rows_rms_norm_back(x, weight, 16, 0, d_out, d_x);
+    rows_norm_back(ARCH_NORM_RMS, x, weight, 16, 0, d_out, d_x);
     assert_float_equal(d_x[0], 10.512f, 1e-5f);
     assert_float_equal(d_x[1], 19.616f, 1e-5f);
     /* With weight 2 at the second element, and eps making 1/root 1/2: along = 2 * 4 / 4 / 16 = .125. */
     _Alignas(64) float d_second[16] = {0, 1}, d_again[16] = {0};
-    rows_rms_norm_back(x, weight, 16, 4 - 25.0f / 16, d_second, d_again);
+    rows_norm_back(ARCH_NORM_RMS, x, weight, 16, 4 - 25.0f / 16, d_second, d_again);
     assert_float_equal(d_again[0], -0.1875f, 1e-6f);
     assert_float_equal(d_again[1], 0.75f, 1e-6f);
 }
@@ -143,8 +143,8 @@ static void silu_gate_back_by_hand(void **state) {
     _Alignas(64) float d_up[16] = {10, 1, 1, 1, 1}, d_gate[16];
     const float by_up[5] = {0.8239592f, 0, -0.2746531f, 80, 0};
     const float by_gate[5] = {2 * 0.9559898f, 1.5f, 0.25f - 0.2059898f, 5, 0};
-    rows_silu_gate_slopes(gate, up, 5);
-    rows_silu_gate_back(gate, up, d_up, d_gate, 5);
+    rows_gate_slopes(ARCH_SILU, gate, up, 5);
+    rows_gate_back(gate, up, d_up, d_gate, 5);
     for (int i = 0; i < 5; i++) {
         assert_float_equal(gate[i], by_up[i], 1e-6f);
         assert_float_equal(up[i], by_gate[i], 1e-6f);
@@ -156,7 +156,7 @@ static void silu_gate_back_by_hand(void **state) {
 static void rope_back_is_the_inverse(void **state) {
     (void)state;
     float angles[4], x[6] = {1, -2, 3, 4, 5, 6};
-    rows_rope_angles(9, 4, 100, angles);
+    rows_rope_angles(9, 4, (const double[]){1, .1}, 1, angles);
     for (int kind = 0; kind < 2; kind++) {
         rows_rope(x, 1, 6, 4, kind ? ARCH_ROPE_HALVES : ARCH_ROPE_INTERLEAVED, angles);
         assert_true(fabsf(x[0] - 1) > 0.1f);

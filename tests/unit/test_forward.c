@@ -141,12 +141,12 @@ static void rms_norm_by_hand(void **state) {
     (void)state;
     /* Mean square of 3, 4 and 14 zeros of 16: 25/16; with eps 0 the root is 1.25. */
     _Alignas(64) float x[16] = {3, 4}, weight[16] = {1, 2, 3}, out[16];
-    rows_rms_norm(x, weight, 16, 0, out);
+    rows_norm(ARCH_NORM_RMS, x, weight, NULL, 16, 0, out);
     assert_float_equal(out[0], 2.4f, 1e-6f);
     assert_float_equal(out[1], 6.4f, 1e-6f);
     assert_float_equal(out[2], 0, 0);
     /* Five elements of padding do not count: mean square 25/11. eps 4 - 25/11 makes the root 2. */
-    rows_rms_norm(x, weight, 11, 4.0f - 25.0f / 11.0f, out);
+    rows_norm(ARCH_NORM_RMS, x, weight, NULL, 11, 4.0f - 25.0f / 11.0f, out);
     assert_float_equal(out[0], 1.5f, 1e-6f);
 }
 
@@ -156,12 +156,12 @@ static void silu_by_hand(void **state) {
     const float ln3 = 1.0986123f;
     _Alignas(64) float gate[16] = {0, ln3, -ln3, 200, -200, 1, -1, 20}, up[16] = {1, 1, 2, 3, 4, 1, 1, 1};
     const float want[8] = {0, 0.75f * 1.0986123f, -0.5f * 1.0986123f, 600, 0, 0.7310586f, -0.26894142f, 20};
-    rows_silu_gate(gate, up, 8);
+    rows_gate(ARCH_SILU, gate, up, 8);
     for (int i = 0; i < 8; i++) assert_float_equal(up[i], want[i], 1e-6f * (1 + fabsf(want[i])));
     for (int i = -2000; i < 2000; i++) {
         double x = i * 0.05, exact = x / (1 + exp(-x));
         gate[0] = (float)x, up[0] = 1;
-        rows_silu_gate(gate, up, 1);
+        rows_gate(ARCH_SILU, gate, up, 1);
         assert_float_equal(up[0], (float)exact, 1e-6f * (float)(fabs(exact) + 1e-3));
     }
 }
@@ -170,7 +170,7 @@ static void rope_by_hand(void **state) {
     (void)state;
     /* dims 4, base 100: angles pos and pos/10. Position 2. */
     float angles[4], a[6] = {1, 0, 0, 1, 5, 6}, b[6] = {1, 0, 0, 1, 5, 6};
-    rows_rope_angles(2, 4, 100, angles);
+    rows_rope_angles(2, 4, (const double[]){1, .1}, 1, angles);
     assert_float_equal(angles[0], -0.41614684f, 1e-6f);
     assert_float_equal(angles[1], 0.90929743f, 1e-6f);
     assert_float_equal(angles[2], 0.98006658f, 1e-6f);

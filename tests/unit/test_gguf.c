@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q6_K = 14, BF16 = 30 };
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, IQ2_XXS = 16, BF16 = 30 };
 
 /* Open what was built; the caller closes the result. */
 static gguf *open_built(text *b) {
@@ -230,17 +230,17 @@ static void assert_values(const float *got, const float *want, size_t n) {
 /* Frees `data`. */
 static void assert_rows(uint32_t type, text *data, uint64_t columns, uint64_t rows, const float *want) {
     gguf *g = open_tensor(type, columns, rows, data);
-    const gguf_tensor *t = gguf_find(g, "t");
+    const tensor *t = gguf_find(g, "t");
     float got[64];
     assert_non_null(t);
     assert_int_equal(t->bytes, data->n);
     assert_true(columns * rows <= 64);
-    assert_int_equal(gguf_rows(g, t, 0, rows, got), 0);
+    assert_int_equal(tensor_rows(t, 0, rows, got), 0);
     assert_values(got, want, columns * rows);
-    assert_int_equal(gguf_rows(g, t, rows - 1, 1, got), 0);
+    assert_int_equal(tensor_rows(t, rows - 1, 1, got), 0);
     assert_values(got, want + (rows - 1) * columns, columns);
-    assert_int_equal(gguf_rows(g, t, rows, 1, got), ERR_DATA);
-    assert_int_equal(gguf_rows(g, t, 1, SIZE_MAX, got), ERR_DATA);
+    assert_int_equal(tensor_rows(t, rows, 1, got), ERR_DATA);
+    assert_int_equal(tensor_rows(t, 1, SIZE_MAX, got), ERR_DATA);
     gguf_close(g);
     text_free(data);
 }
@@ -304,13 +304,14 @@ static void q4_1_has_these_values(void **state) {
 static void other_types_are_refused_by_name(void **state) {
     (void)state;
     text data = {0};
-    for (int i = 0; i < 210; i++) build_int(&data, 0, 1);
-    gguf *g = open_tensor(Q6_K, 256, 1, &data);
-    const gguf_tensor *t = gguf_tensor_at(g, 0);
+    for (int i = 0; i < 66; i++) build_int(&data, 0, 1);
+    gguf *g = open_tensor(IQ2_XXS, 256, 1, &data);
+    const tensor *t = gguf_tensor_at(g, 0);
     float out[256];
-    assert_string_equal(t->type_name, "Q6_K");
-    assert_int_equal(gguf_rows(g, t, 0, 1, out), ERR_DATA);
-    assert_message_has("tensor 't': type Q6_K is not supported (these are: F32, F16, Q4_0, Q4_1, Q8_0, BF16)");
+    assert_string_equal(t->type_name, "IQ2_XXS");
+    assert_int_equal(tensor_rows(t, 0, 1, out), ERR_DATA);
+    assert_message_has("tensor 't': type IQ2_XXS is not supported (these are: F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
+                       "Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, BF16, MXFP4)");
     gguf_close(g);
     text_free(&data);
 }
@@ -334,7 +335,7 @@ static void tensors_are_found(void **state) {
     for (uint32_t version = 2; version <= 3; version++) {
         text b = valid_file(version);
         gguf *g = open_built(&b);
-        const gguf_tensor *t = gguf_find(g, "a");
+        const tensor *t = gguf_find(g, "a");
         float out[6];
         assert_int_equal(gguf_n_tensors(g), 2);
         assert_string_equal(gguf_tensor_at(g, 0)->name, "b");
@@ -345,11 +346,11 @@ static void tensors_are_found(void **state) {
         assert_int_equal(t->dims[1], 1);
         assert_int_equal(t->dims[3], 1);
         assert_int_equal(t->bytes, 16);
-        assert_int_equal(gguf_rows(g, t, 0, 1, out), 0);
+        assert_int_equal(tensor_rows(t, 0, 1, out), 0);
         assert_true(out[0] == 8 && out[3] == 11);
         t = gguf_find(g, "b");
         assert_int_equal(t->dims[1], 3);
-        assert_int_equal(gguf_rows(g, t, 1, 2, out), 0);
+        assert_int_equal(tensor_rows(t, 1, 2, out), 0);
         assert_true(out[0] == 4 && out[3] == 7);
         gguf_close(g);
     }
@@ -379,6 +380,8 @@ static void other_files_are_named(void **state) {
     refuse_bytes("<HTML>", 6, "looks like an HTML page");
     refuse_bytes("PK\3\4aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", 32, "not a GGUF file");
     refuse_bytes("    ", 4, "not a GGUF file");
+    refuse_bytes("\2\0\0\0\0\0\0\0{}", 10, "looks like a safetensors file: give the folder that holds it");
+    refuse_bytes("\2\0\0\0\0\0\0\0", 8, "not a GGUF file");
     refuse_bytes("", 0, "is empty");
     assert_int_equal(gguf_open("/", &g), ERR_DATA);
     assert_message_has("/: is a folder, not a GGUF file");
@@ -508,7 +511,7 @@ static void alignment_is_checked(void **state) {
     build_f32(&b, 7);
     gguf *g = open_built(&b);
     float out;
-    assert_int_equal(gguf_rows(g, gguf_find(g, "t"), 0, 1, &out), 0);
+    assert_int_equal(tensor_rows(gguf_find(g, "t"), 0, 1, &out), 0);
     assert_true(out == 7);
     gguf_close(g);
 }
@@ -653,10 +656,10 @@ static void any_shard_opens_the_set(void **state) {
         assert_int_equal(gguf_n_tensors(g), 3);
         assert_int_equal(gguf_text(g, "name", &name, &n), 0);
         for (int i = 0; i < 3; i++) {
-            const gguf_tensor *t = gguf_tensor_at(g, (size_t)i);
+            const tensor *t = gguf_tensor_at(g, (size_t)i);
             float out;
             assert_int_equal(t->name[1], '0' + i);
-            assert_int_equal(gguf_rows(g, t, 0, 1, &out), 0);
+            assert_int_equal(tensor_rows(t, 0, 1, &out), 0);
             assert_true(out == (float)i + 0.5f);
         }
         gguf_close(g);

@@ -2,7 +2,8 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "tracer/gguf.h"
-#include "tracer/tokenizer.h"
+#include "tracer/tokenizer_gguf.h"
+#include "tracer/tokenizer_json.h"
 
 #include <cjson/cJSON.h>
 #include <pthread.h>
@@ -18,7 +19,9 @@
 #define SMOLLM2 "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 #define FIXTURES "tests/parity/fixtures/"
 
-static const char *const all_pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
+static const char *const all_pres[] = {"gpt-2",     "smollm", "llama-bpe", "qwen2",
+                                       "smaug-bpe", "dbrx",   "gpt-4o",    "tekken"};
+enum { N_PRES = sizeof all_pres / sizeof *all_pres };
 
 #define OK(call)                                 \
     do {                                         \
@@ -30,8 +33,10 @@ static const char *const all_pres[] = {"gpt-2", "smollm", "llama-bpe", "qwen2"};
 /* Token b is byte b; token 256 + k is what merge k joins. Literals come last. */
 typedef struct toy {
     tokenizer_facts facts;
-    token_text tokens[300], merges[32];
-    int64_t types[300];
+    token_text tokens[300];
+    token_merge merges[32];
+    bool plain[300];
+    tokenizer_literal literals[8];
     char letters[256][3], joined[32][32];
 } toy;
 
@@ -42,30 +47,41 @@ static void toy_letter(char out[3], int b) {
     else snprintf(out, 3, "%c%c", 0xc0 | rune >> 6, 0x80 | (rune & 0x3f));
 }
 
-static void toy_add(toy *y, const char *token, int64_t type) {
-    y->types[y->facts.n_tokens] = type;
+static void toy_add(toy *y, const char *token) {
+    y->plain[y->facts.n_tokens] = true;
     y->tokens[y->facts.n_tokens++] = (token_text){token, strlen(token)};
+}
+
+static tokenizer_literal *toy_add_literal(toy *y, const char *token, bool control) {
+    int32_t id = (int32_t)y->facts.n_tokens;
+    toy_add(y, token);
+    y->plain[id] = false;
+    tokenizer_literal *l = &y->literals[y->facts.n_literals++];
+    *l = (tokenizer_literal){.text = y->tokens[id], .id = id, .control = control};
+    return l;
 }
 
 /* `merges` in the byte alphabet, separated by '|'. */
 static void toy_make(toy *y, const char *pre, const char *merges) {
-    *y = (toy){.facts = {.pre = pre,
-                         .tokens = y->tokens,
-                         .types = y->types,
+    *y = (toy){.facts = {.tokens = y->tokens,
+                         .plain = y->plain,
                          .merges = y->merges,
+                         .literals = y->literals,
                          .bos = -1,
                          .eos = -1,
                          .file = "toy.gguf"}};
+    OK(tokenizer_pre(pre, strlen(pre), y->facts.file, &y->facts));
+    y->facts.add_bos = false;
     for (int b = 0; b < 256; b++) {
         toy_letter(y->letters[b], b);
-        toy_add(y, y->letters[b], 1);
+        toy_add(y, y->letters[b]);
     }
     for (size_t k = 0; *merges; k++) {
         size_t n = strcspn(merges, "|"), left = strcspn(merges, " ");
-        y->merges[y->facts.n_merges++] = (token_text){merges, n};
+        OK(tokenizer_split_merge((token_text){merges, n}, &y->merges[y->facts.n_merges++]));
         snprintf(y->joined[k], sizeof y->joined[k], "%.*s%.*s", (int)left, merges, (int)(n - left - 1),
                  merges + left + 1);
-        toy_add(y, y->joined[k], 1);
+        toy_add(y, y->joined[k]);
         merges += n + (merges[n] == '|');
     }
 }
@@ -159,12 +175,13 @@ static void test_cuts(void **state) {
 
 static void test_whole_words(void **state) {
     (void)state;
-    for (size_t p = 0; p < 4; p++) {
+    for (size_t p = 0; p < N_PRES; p++) {
         toy y;
         toy_make(&y, all_pres[p], "a b");
-        toy_add(&y, "abc", 1); /* no merge makes 257 */
+        toy_add(&y, "abc"); /* no merge makes 257 */
         tokenizer *t = toy_tokenizer(&y);
-        check(t, "abc", strcmp(all_pres[p], "llama-bpe") == 0 ? "257" : "256 99");
+        bool whole = strstr("llama-bpe smaug-bpe tekken", all_pres[p]) != NULL;
+        check(t, "abc", whole ? "257" : "256 99");
         check(t, "abcd", "256 99 100");
         tokenizer_free(t);
     }
@@ -176,10 +193,10 @@ static void test_literals_and_bos(void **state) {
     (void)state;
     toy y;
     toy_make(&y, "gpt-2", "a b|e n|Ġ Ġ");
-    toy_add(&y, "<|x|>", 3);  /* 259 */
-    toy_add(&y, "<|x|>>", 3); /* 260: the longer one wins */
-    toy_add(&y, "  ", 4);     /* 261: two spaces as written; 258 is the same bytes by merging */
-    toy_add(&y, "é", 4);      /* 262: in the byte alphabet this would be byte 0xe9 */
+    toy_add_literal(&y, "<|x|>", true);  /* 259 */
+    toy_add_literal(&y, "<|x|>>", true); /* 260: the longer one wins */
+    toy_add_literal(&y, "  ", false);    /* 261: two spaces as written; 258 is the same bytes by merging */
+    toy_add_literal(&y, "é", false);     /* 262: in the byte alphabet this would be byte 0xe9 */
     tokenizer *t = toy_tokenizer(&y);
     check(t, "<|x|>", "60 124 120 124 62");
     check_ids(t, "ab<|x|>b", 8, true, "256 259 98");
@@ -251,33 +268,35 @@ static void refused(toy *y, const char *message) {
 static void test_malformed(void **state) {
     (void)state;
     toy y;
-    toy_make(&y, "deepseek-llm", "a b");
-    refused(&y, "toy.gguf: pre-tokenizer 'deepseek-llm' is not supported (gpt-2, smollm, llama-bpe, qwen2 are)");
-    y.facts.pre = NULL;
-    refused(&y, "toy.gguf: pre-tokenizer '' is not supported (gpt-2, smollm, llama-bpe, qwen2 are)");
-
     toy_make(&y, "gpt-2", "a b");
-    y.merges[0] = (token_text){"ab", 2};
-    refused(&y, "toy.gguf: merge 0 'ab' has no space between its two parts");
-    y.merges[0] = (token_text){NULL, 0};
-    refused(&y, "toy.gguf: merge 0 '' has no space between its two parts");
-    y.merges[0] = (token_text){" ab", 3};
-    refused(&y, "toy.gguf: merge 0 ' ab' is not two tokens in the byte alphabet");
-    y.merges[0] = (token_text){"a b c", 5};
-    refused(&y, "toy.gguf: merge 0 'a b c' is not two tokens in the byte alphabet");
-    y.merges[0] = (token_text){"a 中", 5};
+    assert_int_equal(tokenizer_pre("deepseek-llm", 12, "toy.gguf", &y.facts), ERR_DATA);
+    assert_string_equal(err_message(), "toy.gguf: pre-tokenizer 'deepseek-llm' is not supported (gpt-2, smollm, "
+                                       "llama-bpe, smaug-bpe, dbrx, qwen2, gpt-4o, tekken are)");
+    assert_int_equal(tokenizer_pre("gpt-2\0x", 7, "toy.gguf", &y.facts), ERR_DATA);
+
+    token_merge m;
+    assert_int_equal(tokenizer_split_merge((token_text){"ab", 2}, &m), -1);
+    assert_int_equal(tokenizer_split_merge((token_text){NULL, 0}, &m), -1);
+    assert_int_equal(tokenizer_split_merge((token_text){" ab", 3}, &m), -1);
+    assert_int_equal(tokenizer_split_merge((token_text){"a b c", 5}, &m), -1);
+    y.merges[0].left = (token_text){NULL, 0};
+    refused(&y, "toy.gguf: merge 0 ' b' is not two tokens in the byte alphabet");
+    y.merges[0] = (token_merge){{"a", 1}, {"中", 3}};
     refused(&y, "toy.gguf: merge 0 'a 中' is not two tokens in the byte alphabet");
-    y.merges[0] = (token_text){"a zz", 4};
+    y.merges[0].right = (token_text){"zz", 2};
     refused(&y, "toy.gguf: merge 0 'a zz': its right part is not in the vocabulary");
-    y.merges[0] = (token_text){"a c", 3};
+    y.merges[0].right = (token_text){"c", 1};
     refused(&y, "toy.gguf: merge 0 'a c': its result is not in the vocabulary");
 
     toy_make(&y, "gpt-2", "a b");
-    toy_add(&y, "ab", 1);
+    toy_add(&y, "ab");
     refused(&y, "toy.gguf: tokens 256 and 257 are both 'ab'");
-    y.types[256] = y.types[257] = 3;
-    y.facts.n_merges = 0;
+    toy_make(&y, "gpt-2", "");
+    toy_add_literal(&y, "ab", true);
+    toy_add_literal(&y, "ab", true);
     refused(&y, "toy.gguf: tokens 256 and 257 are both 'ab'");
+    y.literals[1].id = 258;
+    refused(&y, "toy.gguf: token 258 'ab' is outside the vocabulary of 258");
 
     toy_make(&y, "gpt-2", "a b");
     y.facts.bos = 257;
@@ -320,73 +339,42 @@ static char *read_file(const char *path, size_t *n) {
     return t.data;
 }
 
-/* From the parts of a tokenizer.json: model.vocab, model.merges, added_tokens (taken as control tokens). */
+/* The vocabulary, merges and added tokens of a tokenizer.json under another pre-tokenizer. */
 static tokenizer *json_tokenizer(const char *path, const char *pre) {
     size_t n;
     char *source = read_file(path, &n);
     cJSON *json = cJSON_ParseWithLength(source, n), *model = cJSON_GetObjectItem(json, "model"), *item;
     assert_non_null(model);
-    tokenizer_facts f = {.pre = pre, .bos = -1, .eos = -1, .file = path};
+    tokenizer_facts f = {.bos = -1, .eos = -1, .file = path};
+    OK(tokenizer_pre(pre, strlen(pre), path, &f));
+    f.add_bos = false;
     const cJSON *vocab = cJSON_GetObjectItem(model, "vocab"), *merges = cJSON_GetObjectItem(model, "merges");
-    f.n_tokens = (size_t)cJSON_GetArraySize(vocab);
-    f.n_merges = (size_t)cJSON_GetArraySize(merges);
-    token_text *tokens = mem_new(f.n_tokens, sizeof *tokens, "t"), *pairs = mem_new(f.n_merges, sizeof *pairs, "m");
-    int64_t *types = mem_new(f.n_tokens, sizeof *types, "types");
-    text joined = {0};
-    cJSON_ArrayForEach(item, merges) OK(text_add(&joined, "%s %s", cJSON_GetArrayItem(item, 0)->valuestring,
-                                                 cJSON_GetArrayItem(item, 1)->valuestring) ||
-                                        text_add_bytes(&joined, "", 1));
-    size_t k = 0;
-    for (const char *m = joined.data; k < f.n_merges; m += pairs[k++].n + 1) pairs[k] = (token_text){m, strlen(m)};
-    cJSON_ArrayForEach(item, vocab) {
-        types[item->valueint] = 1;
-        tokens[item->valueint] = (token_text){item->string, strlen(item->string)};
+    const cJSON *added = cJSON_GetObjectItem(json, "added_tokens");
+    token_text *tokens = mem_new((size_t)cJSON_GetArraySize(vocab), sizeof *tokens, "t");
+    token_merge *pairs = mem_new((size_t)cJSON_GetArraySize(merges), sizeof *pairs, "m");
+    tokenizer_literal *literals = mem_new((size_t)cJSON_GetArraySize(added), sizeof *literals, "l");
+    cJSON_ArrayForEach(item, merges) {
+        const char *left = cJSON_GetArrayItem(item, 0)->valuestring, *right = cJSON_GetArrayItem(item, 1)->valuestring;
+        pairs[f.n_merges++] = (token_merge){{left, strlen(left)}, {right, strlen(right)}};
     }
-    cJSON_ArrayForEach(item, cJSON_GetObjectItem(json, "added_tokens"))
-        types[cJSON_GetObjectItem(item, "id")->valueint] = 3;
+    cJSON_ArrayForEach(item, vocab) {
+        tokens[item->valueint] = (token_text){item->string, strlen(item->string)};
+        f.n_tokens++;
+    }
+    cJSON_ArrayForEach(item, added) {
+        int32_t id = cJSON_GetObjectItem(item, "id")->valueint;
+        literals[f.n_literals++] = (tokenizer_literal){.text = tokens[id], .id = id, .control = true};
+    }
     f.tokens = tokens;
-    f.types = types;
     f.merges = pairs;
+    f.literals = literals;
     tokenizer *t;
     OK(tokenizer_new(&f, &t));
     mem_free(tokens);
     mem_free(pairs);
-    mem_free(types);
-    text_free(&joined);
+    mem_free(literals);
     cJSON_Delete(json);
     mem_free(source);
-    return t;
-}
-
-static token_text *gguf_texts(const gguf *g, const char *key, size_t *n) {
-    gguf_string *from;
-    OK(gguf_strings(g, key, &from, n));
-    token_text *to = mem_new(*n, sizeof *to, key);
-    assert_non_null(to);
-    for (size_t i = 0; i < *n; i++) to[i] = (token_text){from[i].text, from[i].n};
-    mem_free(from);
-    return to;
-}
-
-static tokenizer *gguf_tokenizer(const char *path, const char *pre) {
-    gguf *g;
-    OK(gguf_open(path, &g));
-    tokenizer_facts f = {.pre = pre, .bos = -1, .eos = -1, .file = path};
-    size_t n_types;
-    int64_t *types;
-    token_text *tokens = gguf_texts(g, "tokenizer.ggml.tokens", &f.n_tokens);
-    token_text *merges = gguf_texts(g, "tokenizer.ggml.merges", &f.n_merges);
-    OK(gguf_ints(g, "tokenizer.ggml.token_type", &types, &n_types));
-    assert_int_equal(n_types, f.n_tokens);
-    f.tokens = tokens;
-    f.merges = merges;
-    f.types = types;
-    tokenizer *t;
-    OK(tokenizer_new(&f, &t));
-    mem_free(tokens);
-    mem_free(merges);
-    mem_free(types);
-    gguf_close(g);
     return t;
 }
 
@@ -428,9 +416,9 @@ static void check_parity(const tokenizer *t, const char *vocabulary, const char 
 
 static void test_parity_json(void **state) {
     (void)state;
-    for (size_t p = 0; p < 4; p++) {
-        tokenizer *tiny = json_tokenizer("tests/tiny/tokenizer.json", all_pres[p]);
-        check_parity(tiny, "tiny", all_pres[p]);
+    for (size_t p = 0; p < N_PRES; p++) {
+        tokenizer *tiny = p < 4 ? json_tokenizer("tests/tiny/tokenizer.json", all_pres[p]) : NULL;
+        if (tiny) check_parity(tiny, "tiny", all_pres[p]);
         tokenizer_free(tiny);
         tokenizer *cross = json_tokenizer(FIXTURES "cross.json", all_pres[p]);
         check_parity(cross, "cross", all_pres[p]);
@@ -446,17 +434,23 @@ static void test_parity_smollm2(void **state) {
         skip();
     }
     fclose(in);
-    for (size_t p = 0; p < 4; p++) {
-        tokenizer *t = gguf_tokenizer(SMOLLM2, all_pres[p]);
-        check_parity(t, "smollm2", all_pres[p]);
-        tokenizer_free(t);
-    }
+    gguf *g;
+    tokenizer *t;
+    OK(gguf_open(SMOLLM2, &g));
+    OK(tokenizer_from_gguf(g, SMOLLM2, 49152, false, &t));
+    assert_int_equal(tokenizer_bos(t), 1);
+    assert_int_equal(tokenizer_eos(t), 2);
+    check_parity(t, "smollm2", "smollm");
+    tokenizer_free(t);
+    assert_int_equal(tokenizer_from_gguf(g, SMOLLM2, 49151, false, &t), ERR_DATA);
+    assert_string_equal(err_message(), SMOLLM2 ": 49152 tokens in the vocabulary, 49151 rows in 'token_embd.weight'");
+    gguf_close(g);
 }
 
 static void test_random_bytes(void **state) {
     (void)state;
     uint32_t x = 12345;
-    for (size_t p = 0; p < 4; p++) {
+    for (size_t p = 0; p < N_PRES; p++) {
         tokenizer *t = json_tokenizer(FIXTURES "cross.json", all_pres[p]);
         for (int round = 0; round < 200; round++) {
             char source[300];
@@ -524,7 +518,7 @@ static void test_long_runs(void **state) {
     (void)state;
     static const char *const units[] = {"A",    "\n",  ".", " ",      "\u4e2d",  "1",
                                         "\r\n", " \n", "'", "\u3000", "e\u0301", "\xff"};
-    for (size_t p = 0; p < 4; p++) {
+    for (size_t p = 0; p < N_PRES; p++) {
         tokenizer *t = json_tokenizer(FIXTURES "cross.json", all_pres[p]);
         for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
             double once = best_seconds((run){.t = t, .unit = units[u], .times = 131072});

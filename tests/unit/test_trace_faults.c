@@ -49,7 +49,7 @@ static int check_file(const char *path) {
     check_sequence checked;
     BUILD_OK(pool_new(2, &p));
     BUILD_OK(trace_open(path, &t));
-    int code = check_trace(t, p, &checked);
+    int code = check_trace(t, false, p, &checked);
     trace_close(t);
     pool_free(p);
     return code;
@@ -384,12 +384,13 @@ static void check_finds_what_the_header_hides(void **state) {
         {changed_entropy, "the file was changed"},
         {changed_model, "the file was changed"},
         {other_label, "the file was changed"},
-        {nan_scale, "grad/loss_scale: holds a value that is not finite"},
-        {infinite_gradient, "grad/fisher: holds a value that is not finite"},
+        {nan_scale, "grad/loss_scale: holds a value that is not finite at layer 1, head 2, step 7"},
+        {infinite_gradient,
+         "grad/fisher: holds a value that is not finite at sample 1, layer 0, head 3, step 9, dimension 4"},
         {huge_scale, "grad/loss: not a finite number at layer 1, head 2, row 7"},
-        {above_diagonal, "an entry above the diagonal, 0.25 at layer 0, head 3, row 5"},
-        {nan_probability, "seq/0000/attn/probs: holds a value that is not finite"},
-        {negative_probability, "a probability of -0.5 at layer 0, head 3, row 5"},
+        {above_diagonal, "an entry above the diagonal, 0.25 at layer 0, head 3, step 5"},
+        {nan_probability, "attn/probs: holds a value that is not finite at layer 0, head 3, step 5, entry 5"},
+        {negative_probability, "a probability of -0.5 at layer 0, head 3, step 5"},
         {heavy_row, "a row that sums to 1.0"},
     };
     built b = build(40, false);

@@ -160,6 +160,17 @@ static inline int build_put_dense(trace_writer *w, pool *p, const built *b, int 
     return code;
 }
 
+/* The logarithm of what normalises a row: the score of the step's own entry over its probability. */
+static inline float build_lse(const built *b, int layer, int head, int32_t t) {
+    const trace_model *m = &b->model;
+    size_t dim = (size_t)m->head_dim, T = (size_t)b->T, kv = (size_t)(head / (m->n_head / m->n_kv_head));
+    const float *q = b->q + (((size_t)layer * (size_t)m->n_head + (size_t)head) * T + (size_t)t) * dim;
+    const float *k = b->k + (((size_t)layer * (size_t)m->n_kv_head + kv) * T + (size_t)t) * dim;
+    double score = 0;
+    for (size_t d = 0; d < dim; d++) score += (double)q[d] * (double)k[d];
+    return (float)(score * (double)m->scale - log(build_truth(b, layer, head, t)[t]));
+}
+
 static inline int build_put_layer(trace_writer *w, pool *p, const built *b, const trace_plan *plan, int layer) {
     const trace_model *m = &b->model;
     size_t T = (size_t)b->T, dim = (size_t)m->head_dim, each = T * dim;
@@ -169,6 +180,7 @@ static inline int build_put_layer(trace_writer *w, pool *p, const built *b, cons
         const float *q = b->q + ((size_t)layer * (size_t)m->n_head + (size_t)h) * each;
         if (plan->dense) code = build_put_dense(w, p, b, layer, h, plan->row_sum);
         if (plan->factored && !code) code = build_put_head(w, p, TRACE_Q, layer, h, q, T, dim, NULL);
+        for (int32_t t = 0; t < b->T && plan->lse; t++) lse[t] = build_lse(b, layer, h, t);
         if (plan->lse && !code) code = trace_write_lse(w, layer, h, lse);
     }
     for (int h = 0; h < m->n_kv_head && plan->factored && !code; h++) {
@@ -180,17 +192,47 @@ static inline int build_put_layer(trace_writer *w, pool *p, const built *b, cons
     return code;
 }
 
-static inline int build_put_logits(trace_writer *w, const built *b, const trace_plan *plan) {
+static inline float build_logit(int32_t t, int id) {
+    return build_normal(4, (uint32_t)(t * 64 + id));
+}
+
+static inline double build_logprob(const built *b, int32_t t, int id) {
+    double sum = 0;
+    for (int i = 0; i < b->model.n_vocab; i++) sum += exp((double)build_logit(t, i));
+    return (double)build_logit(t, id) - log(sum);
+}
+
+/* The k most likely ids of a step, largest first. */
+static inline void build_top(const built *b, int32_t t, int k, int32_t *id, float *logprob) {
+    bool taken[64] = {false};
+    for (int place = 0; place < k; place++) {
+        int best = -1;
+        for (int i = 0; i < b->model.n_vocab; i++)
+            if (!taken[i] && (best < 0 || build_logit(t, i) > build_logit(t, best))) best = i;
+        taken[best] = true;
+        id[place] = best;
+        logprob[place] = (float)build_logprob(b, t, best);
+    }
+}
+
+static inline int build_put_logits(trace_writer *w, const built *b, const int32_t *tokens, const trace_plan *plan) {
     size_t T = (size_t)b->T, k = (size_t)plan->topk, V = (size_t)b->model.n_vocab;
     float *logprob = mem_new(T, sizeof *logprob, "test"), *entropy = mem_new(T, sizeof *entropy, "test");
-    float *top = mem_new(T * k, sizeof *top, "test"), *full = mem_new(T * V, sizeof *full, "test");
+    float *top = mem_new(T * (k + 1), sizeof *top, "test"), *full = mem_new(T * V, sizeof *full, "test");
     uint8_t *correct = mem_new(T, 1, "test");
-    int32_t *id = mem_new(T * k, sizeof *id, "test");
-    for (size_t t = 0; t < T; t++) {
-        logprob[t] = -0.5f * (float)t;
-        entropy[t] = 0.25f * (float)t;
-        correct[t] = t % 3 == 0;
-        for (size_t i = 0; i < V; i++) full[t * V + i] = build_normal(4, (uint32_t)(t * V + i));
+    int32_t *id = mem_new(T * (k + 1), sizeof *id, "test");
+    for (int32_t t = 0; t < b->T; t++) {
+        int32_t first, target = t + 1 < b->T ? tokens[t + 1] : 0;
+        float likely;
+        build_top(b, t, 1, &first, &likely);
+        build_top(b, t, (int)k, id + (size_t)t * k, top + (size_t)t * k);
+        logprob[t] = (float)build_logprob(b, t, target);
+        correct[t] = first == target;
+        for (int i = 0; i < (int)V; i++) {
+            double x = build_logprob(b, t, i);
+            entropy[t] -= (float)(exp(x) * x);
+            full[(size_t)t * V + (size_t)i] = build_logit(t, i);
+        }
     }
     int code = trace_write_logits(w, logprob, correct, entropy, k ? id : NULL, k ? top : NULL);
     if (!code && plan->full_logits) code = trace_write_full_logits(w, 0, b->T, full);
@@ -203,14 +245,11 @@ static inline int build_put_logits(trace_writer *w, const built *b, const trace_
     return code;
 }
 
-/* Gradients whose rows differ in size by up to 2^39; every fifth row is zero. Set 0 is grad/loss. */
-static inline float build_gradient(int set, int layer, int head, int32_t t, int d) {
+/* Gradients whose rows differ in size by up to 2^39; every fifth row is zero, and the last one, which no loss follows.
+ * Set 0 is grad/loss. */
+static inline float build_gradient(const built *b, int set, int layer, int head, int32_t t, int d) {
     uint32_t i = (uint32_t)(((set * 8 + layer) * 8 + head) * 4096 + t) * 8 + (uint32_t)d;
-    return t % 5 == 3 ? 0 : ldexpf((float)rng_normal(rng_philox(12, i, 6, 0, 0)), t % 40 - 35);
-}
-
-static inline int32_t build_label(int sample, int32_t t) {
-    return t % 7 == 2 ? -1 : (t * 3 + sample) % 50;
+    return t % 5 == 3 || t == b->T - 1 ? 0 : ldexpf((float)rng_normal(rng_philox(12, i, 6, 0, 0)), t % 40 - 35);
 }
 
 static inline int build_put_gradients(trace_writer *w, const built *b, int set, int layer, int head) {
@@ -218,7 +257,7 @@ static inline int build_put_gradients(trace_writer *w, const built *b, int set, 
     float *rows = mem_new((size_t)(b->T * dim), sizeof *rows, "test");
     float *scale = mem_new((size_t)b->T, sizeof *scale, "test");
     for (int32_t t = 0; t < b->T; t++)
-        for (int d = 0; d < dim; d++) rows[t * dim + d] = build_gradient(set, layer, head, t, d);
+        for (int d = 0; d < dim; d++) rows[t * dim + d] = build_gradient(b, set, layer, head, t, d);
     int code = 0;
     for (int32_t t = 0; t < b->T && !code; t += TRACE_TILE) {
         size_t n = (size_t)(b->T - t < TRACE_TILE ? b->T - t : TRACE_TILE);
@@ -232,7 +271,7 @@ static inline int build_put_gradients(trace_writer *w, const built *b, int set, 
     return code;
 }
 
-static inline int build_put_all_gradients(trace_writer *w, const built *b, const trace_plan *plan) {
+static inline int build_put_all_gradients(trace_writer *w, const built *b, int32_t n_prompt, const trace_plan *plan) {
     int code = 0;
     for (int set = 0; set <= plan->n_fisher; set++)
         for (int l = 0; l < b->model.n_layer; l++)
@@ -240,7 +279,7 @@ static inline int build_put_all_gradients(trace_writer *w, const built *b, const
     if (code || !plan->n_fisher) return code;
     int32_t steps = b->T - 1, *label = mem_new((size_t)(plan->n_fisher * steps), sizeof *label, "test");
     for (int s = 0; s < plan->n_fisher; s++)
-        for (int32_t t = 0; t < steps; t++) label[s * steps + t] = build_label(s, t);
+        for (int32_t t = 0; t < steps; t++) label[s * steps + t] = t < n_prompt ? -1 : (t * 3 + s) % 50;
     code = trace_write_fisher_labels(w, label);
     mem_free(label);
     return code;
@@ -255,8 +294,8 @@ static inline int build_fill(trace_writer *w, pool *p, const built *b, const tra
     mem_free(o);
     if (!code) code = trace_write_sequence(w, s, plan);
     for (int l = 0; l < b->model.n_layer && !code; l++) code = build_put_layer(w, p, b, plan, l);
-    if (!code && plan->grad_loss) code = build_put_all_gradients(w, b, plan);
-    return code ? code : build_put_logits(w, b, plan);
+    if (!code && plan->grad_loss) code = build_put_all_gradients(w, b, s->n_prompt, plan);
+    return code ? code : build_put_logits(w, b, s->tokens, plan);
 }
 
 /* `s` NULL: a sequence of tokens t % 50 without text. */

@@ -7,7 +7,7 @@
  * heads and chunks in index order. */
 #include "base/err.h"
 #include "tracer/cpu/backward.h"
-#include "tracer/cpu/rows.h"
+#include "tracer/cpu/heads.h"
 #include "traces/kernels.h"
 
 #include <cblas.h>
@@ -116,7 +116,7 @@ static void sum_group(const cpu_back *b, size_t kv_head, size_t set, size_t whic
         }
 }
 
-/* Some steps of one set: k and v summed, q and k turned back. */
+/* Some steps of one set: k and v summed, q and k turned back and through their norms. */
 static int sum_rows(void *context, size_t task, int worker) {
     (void)worker;
     cpu_back *b = context;
@@ -127,8 +127,8 @@ static int sum_rows(void *context, size_t task, int worker) {
     for (size_t t = from; t < from + SUM_ROWS && t < r->T; t++) {
         float *row = b->d_qkv + (set * r->T + t) * r->ld_qkv, *kv = row + (size_t)m->n_head * dim;
         for (size_t i = 0; i < 2 * kv_heads; i++) sum_group(b, i % kv_heads, set, i / kv_heads, t, kv + i * dim);
-        rows_rope_back(row, m->n_head + m->n_kv_head, m->head_dim, m->rope_dims, m->arch->rope,
-                       r->angles + t * (size_t)m->rope_dims);
+        heads_turn_back(m, row, m->n_head + m->n_kv_head, heads_angles_of(m, r->layer, r->angles, r->T, t));
+        if (r->raw) heads_norm_back(r->s, r->layer, r->raw + t * r->ld_qkv, row);
     }
     return 0;
 }

@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "tracer/cpu/heads.h"
 #include "tracer/cpu/matmul.h"
 #include "tracer/cpu/rows.h"
 #include "traces/kernels.h"
@@ -16,6 +17,29 @@ enum {
 };
 
 /* ---- buffers ---------------------------------------------------------------------------------------------------- */
+
+static bool norms_added(const model *m) {
+    return m->arch->needs & (1u << SLOT_ATTN_POST_NORM | 1u << SLOT_FFN_POST_NORM);
+}
+
+/* What only some families ask for. */
+static void carve_extras(cpu_back *b, mem_carver *c) {
+    cpu_run *r = &b->run;
+    const model *m = r->s->m;
+    size_t threads = (size_t)pool_threads(r->s->p);
+    if (norms_added(m)) {
+        b->kept = mem_carve(c, 2 * (size_t)m->n_layer * r->T * r->ld_x, sizeof(float));
+        b->d_added = mem_carve(c, b->sets * r->T * r->ld_x, sizeof(float));
+    } else b->d_added = b->d_x;
+    if (m->arch->qk_norm != ARCH_QK_NORM_NONE) r->raw = mem_carve(c, r->T * r->ld_qkv, sizeof(float));
+    if (!(m->logit_softcap > 0)) return;
+    b->slope = mem_carve(c, b->sets * r->T, sizeof(float));
+    b->capped = mem_carve(c, threads, sizeof *b->capped);
+    for (size_t i = 0; i < threads; i++) {
+        float *row = mem_carve(c, r->ld_logits, sizeof *row);
+        if (c->base) b->capped[i] = row;
+    }
+}
 
 static void carve(cpu_back *b, mem_carver *c) {
     const cpu_run *r = &b->run;
@@ -32,6 +56,7 @@ static void carve(cpu_back *b, mem_carver *c) {
     b->d_hidden = mem_carve(c, b->slices * r->logit_rows * r->ld_x, sizeof(float));
     size_t sums = (size_t)m->n_head * b->chunks * b->sets * 2;
     b->d_kv = mem_carve(c, sums * r->T * (size_t)m->head_dim, sizeof(float));
+    carve_extras(b, c);
 }
 
 static void back_free(cpu_back *b) {
@@ -53,13 +78,19 @@ static int back_new(cpu_back *b) {
     return 0;
 }
 
-/* x before part 0 (attention) or 1 (feed-forward) of a layer. */
-static float *input_of(const cpu_back *b, int layer, int part) {
-    return b->input + (2 * (size_t)layer + (size_t)part) * b->run.T * b->run.ld_x;
+/* Of x, or of what is kept, before part 0 (attention) or 1 (feed-forward) of a layer. */
+static float *part_of(const cpu_back *b, float *all, int layer, int part) {
+    return all + (2 * (size_t)layer + (size_t)part) * b->run.T * b->run.ld_x;
 }
 
-static void keep_input(const cpu_back *b, int layer, int part) {
+static float *input_of(const cpu_back *b, int layer, int part) {
+    return part_of(b, b->input, layer, part);
+}
+
+/* Keep x, and what is to be added to it. */
+static void keep_input(cpu_back *b, int layer, int part) {
     memcpy(input_of(b, layer, part), b->run.x, b->run.T * b->run.ld_x * sizeof(float));
+    if (b->kept) b->run.added = part_of(b, b->kept, layer, part);
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
@@ -97,9 +128,11 @@ static int multiply(const cpu_back *b, const float *in, size_t ld_in, size_t inn
 
 /* ---- norms ------------------------------------------------------------------------------------------------------ */
 
+/* d_in += what d_out asks of `in`; d_out is used up. */
 typedef struct norm_job {
     cpu_back *b;
-    const float *weight;
+    const float *in, *weight;
+    float *d_out, *d_in;
 } norm_job;
 
 static int norm_rows_back(void *context, size_t task, int worker) {
@@ -107,17 +140,38 @@ static int norm_rows_back(void *context, size_t task, int worker) {
     const norm_job *j = context;
     const cpu_back *b = j->b;
     const cpu_run *r = &b->run;
+    const model *m = r->s->m;
     size_t end = (task + 1) * NORM_ROWS;
     for (size_t row = task * NORM_ROWS; row < end && row < b->sets * r->T; row++)
-        rows_rms_norm_back(r->x + row % r->T * r->ld_x, j->weight, (size_t)r->s->m->n_embd, r->s->m->norm_eps,
-                           b->d_normed + row * r->ld_x, b->d_x + row * r->ld_x);
+        rows_norm_back(m->arch->norm, j->in + row % r->T * r->ld_x, j->weight, (size_t)m->n_embd, m->norm_eps,
+                       j->d_out + row * r->ld_x, j->d_in + row * r->ld_x);
     return 0;
 }
 
-/* d_x += what d_normed asks of run.x. */
+static int run_norm_back(norm_job *j) {
+    const cpu_back *b = j->b;
+    return pool_run(b->run.s->p, (b->sets * b->run.T + NORM_ROWS - 1) / NORM_ROWS, norm_rows_back, j);
+}
+
+/* d_x += what d_normed asks of run.x; without a norm, d_normed itself. */
 static int norm_back(cpu_back *b, const float *weight) {
-    norm_job j = {b, weight};
-    return pool_run(b->run.s->p, (b->sets * b->run.T + NORM_ROWS - 1) / NORM_ROWS, norm_rows_back, &j);
+    norm_job j = {b, b->run.x, weight, b->d_normed, b->d_x};
+    if (weight) return run_norm_back(&j);
+    for (size_t i = 0; i < b->sets * b->run.T * b->run.ld_x; i++) b->d_x[i] += b->d_normed[i];
+    return 0;
+}
+
+/* d_added = what d_x asks of what a half of a layer added. */
+static int added_back(cpu_back *b, int part, arch_slot slot) {
+    const cpu_run *r = &b->run;
+    size_t bytes = b->sets * r->T * r->ld_x * sizeof(float);
+    norm_job j = {.b = b, .weight = r->s->layer[r->layer].at[slot], .d_out = b->d_normed, .d_in = b->d_added};
+    if (!b->kept) return 0; /* d_added is d_x */
+    j.in = part_of(b, b->kept, r->layer, part);
+    memcpy(j.weight ? b->d_normed : b->d_added, b->d_x, bytes);
+    if (!j.weight) return 0;
+    memset(b->d_added, 0, bytes);
+    return run_norm_back(&j);
 }
 
 /* ---- logits ----------------------------------------------------------------------------------------------------- */
@@ -152,16 +206,27 @@ static void set_labels(cpu_back *b, size_t t, const float *p) {
     }
 }
 
+/* A row of capped logits becomes the probabilities' share of the slope before the cap; the labels' share follows. */
+static void through_cap(const cpu_back *b, size_t t, const float *capped, float *p) {
+    const model *m = b->run.s->m;
+    for (size_t set = 0; set < b->sets; set++) {
+        float x = capped[b->label[set * (b->run.T - 1) + t]] / m->logit_softcap;
+        b->slope[set * b->run.T + t] = 1 - x * x;
+    }
+    rows_softcap_slope(capped, (size_t)m->n_vocab, m->logit_softcap, p);
+}
+
 static int probabilities_row(void *context, size_t task, int worker) {
-    (void)worker;
     cpu_back *b = context;
     const cpu_run *r = &b->run;
-    size_t t = b->logit_row + task, last = (size_t)r->s->m->n_vocab - 1;
+    size_t t = b->logit_row + task, n_vocab = (size_t)r->s->m->n_vocab;
     float *row = r->logits + task * r->ld_logits;
     if (!counts(b, t)) return 0;
-    if (isnan(kernels()->softmax(row, 0, last, 0, NULL)))
+    if (b->slope) memcpy(b->capped[worker], row, n_vocab * sizeof *row);
+    if (isnan(kernels()->softmax(row, 0, n_vocab - 1, 0, NULL)))
         return err_set(ERR_DATA, "non-finite logits at layer %d (output), token %zu", r->s->m->n_layer, t);
     set_labels(b, t, row);
+    if (b->slope) through_cap(b, t, b->capped[worker], row);
     return 0;
 }
 
@@ -197,10 +262,10 @@ static int hidden_row(void *context, size_t task, int worker) {
         for (size_t i = 0; i < n_embd; i++) common[i] += common[slice * r->logit_rows * r->ld_x + i];
     for (size_t set = 0; set < b->sets; set++) {
         const float *w = r->s->output + (size_t)b->label[set * (r->T - 1) + t] * n_embd;
-        float *d = b->d_normed + (set * r->T + t) * r->ld_x;
-        for (size_t i = 0; i < n_embd; i++) d[i] = common[i] - w[i];
-        rows_rms_norm_back(r->x + t * r->ld_x, r->s->output_norm, n_embd, m->norm_eps, d,
-                           b->d_x + (set * r->T + t) * r->ld_x);
+        float *d = b->d_normed + (set * r->T + t) * r->ld_x, slope = b->slope ? b->slope[set * r->T + t] : 1;
+        for (size_t i = 0; i < n_embd; i++) d[i] = common[i] - slope * w[i];
+        rows_norm_back(m->arch->norm, r->x + t * r->ld_x, r->s->output_norm, n_embd, m->norm_eps, d,
+                       b->d_x + (set * r->T + t) * r->ld_x);
     }
     return 0;
 }
@@ -227,26 +292,25 @@ static int logits_and_back(cpu_back *b) {
 /* ---- layers ----------------------------------------------------------------------------------------------------- */
 
 /* A tile of gate and up again, then of their gradients, for every set. */
-static int gated_tile_back(void *context, size_t task, int worker) {
+static int gate_tile_back(void *context, size_t task, int worker) {
     const tiles_job *j = context;
     cpu_back *b = j->b;
     const cpu_run *r = &b->run;
-    const cpu_layer *w = &r->s->layer[r->layer];
     size_t n_embd = (size_t)r->s->m->n_embd, n_ff = (size_t)r->s->m->n_ff;
     tile t = tile_grid_at(&j->grid, task);
-    const float *in = r->normed + t.row * r->ld_x;
     float *gate = r->scratch[worker], *up = r->ff + t.row * r->ld_ff + t.col;
-    matmul_weight(t.n_rows, t.n_cols, n_embd, in, r->ld_x, w->gate + t.col * n_embd, n_embd, 0, gate, r->ld_gate);
-    matmul_weight(t.n_rows, t.n_cols, n_embd, in, r->ld_x, w->up + t.col * n_embd, n_embd, 0, up, r->ld_ff);
-    for (size_t i = 0; i < t.n_rows; i++) rows_silu_gate_slopes(gate + i * r->ld_gate, up + i * r->ld_ff, t.n_cols);
+    const float *down = r->s->layer[r->layer].at[SLOT_DOWN];
+    cpu_gate_tile(r, t, gate, up);
+    for (size_t i = 0; i < t.n_rows; i++)
+        rows_gate_slopes(r->s->m->arch->activation, gate + i * r->ld_gate, up + i * r->ld_ff, t.n_cols);
     for (size_t set = 0; set < b->sets; set++) {
         size_t row = set * r->T + t.row;
         float *d_gate = b->d_gate + row * r->ld_ff + t.col, *d_up = b->d_up + row * r->ld_ff + t.col;
-        matmul_weight_back(t.n_rows, t.n_cols, n_embd, b->d_x + row * r->ld_x, r->ld_x, w->down + t.col, n_ff, 0, d_up,
+        matmul_weight_back(t.n_rows, t.n_cols, n_embd, b->d_added + row * r->ld_x, r->ld_x, down + t.col, n_ff, 0, d_up,
                            r->ld_ff);
         for (size_t i = 0; i < t.n_rows; i++)
-            rows_silu_gate_back(gate + i * r->ld_gate, up + i * r->ld_ff, d_up + i * r->ld_ff, d_gate + i * r->ld_ff,
-                                t.n_cols);
+            rows_gate_back(gate + i * r->ld_gate, up + i * r->ld_ff, d_up + i * r->ld_ff, d_gate + i * r->ld_ff,
+                           t.n_cols);
     }
     return 0;
 }
@@ -255,19 +319,22 @@ static int feed_forward_back(cpu_back *b) {
     cpu_run *r = &b->run;
     const cpu_layer *w = &r->s->layer[r->layer];
     size_t n_embd = (size_t)r->s->m->n_embd, n_ff = (size_t)r->s->m->n_ff;
+    bool gated = w->at[SLOT_GATE];
+    TRY(added_back(b, 1, SLOT_FFN_POST_NORM));
     r->x = input_of(b, r->layer, 1);
-    TRY(cpu_norm(r, w->ffn_norm));
-    tiles_job j = {b, tile_grid_new(r->T, n_ff, KERNEL_LANES)};
-    TRY(pool_run(r->s->p, tile_grid_count(&j.grid), gated_tile_back, &j));
-    TRY(multiply(b, b->d_gate, r->ld_ff, n_ff, w->gate, b->d_normed, r->ld_x, n_embd, 0));
-    TRY(multiply(b, b->d_up, r->ld_ff, n_ff, w->up, b->d_normed, r->ld_x, n_embd, 1));
-    return norm_back(b, w->ffn_norm);
+    TRY(cpu_norm(r, w->at[SLOT_FFN_NORM], w->at[SLOT_FFN_NORM_BIAS]));
+    tiles_job j = {b, cpu_gate_grid(r)};
+    TRY(pool_run(r->s->p, tile_grid_count(&j.grid), gate_tile_back, &j));
+    TRY(multiply(b, b->d_gate, r->ld_ff, n_ff, w->at[gated ? SLOT_GATE : SLOT_UP], b->d_normed, r->ld_x, n_embd, 0));
+    if (gated) TRY(multiply(b, b->d_up, r->ld_ff, n_ff, w->at[SLOT_UP], b->d_normed, r->ld_x, n_embd, 1));
+    return norm_back(b, w->at[SLOT_FFN_NORM]);
 }
 
 static int output_projection_back(cpu_back *b) {
     const cpu_run *r = &b->run;
     const model *m = r->s->m;
-    return multiply(b, b->d_x, r->ld_x, (size_t)m->n_embd, r->s->layer[r->layer].o, b->d_mix, r->ld_mix,
+    TRY(added_back(b, 0, SLOT_ATTN_POST_NORM));
+    return multiply(b, b->d_added, r->ld_x, (size_t)m->n_embd, r->s->layer[r->layer].at[SLOT_O], b->d_mix, r->ld_mix,
                     (size_t)m->n_head * (size_t)m->head_dim, 0);
 }
 
@@ -276,12 +343,12 @@ static int attention_half_back(cpu_back *b) {
     const model *m = r->s->m;
     const cpu_layer *w = &r->s->layer[r->layer];
     r->x = input_of(b, r->layer, 0);
-    TRY(cpu_norm(r, w->attn_norm));
+    TRY(cpu_norm(r, w->at[SLOT_ATTN_NORM], w->at[SLOT_ATTN_NORM_BIAS]));
     TRY(cpu_project_qkv(r));
     TRY(cpu_attention_back(b));
-    TRY(multiply(b, b->d_qkv, r->ld_qkv, (size_t)(m->n_head + 2 * m->n_kv_head) * (size_t)m->head_dim, w->qkv,
+    TRY(multiply(b, b->d_qkv, r->ld_qkv, (size_t)(m->n_head + 2 * m->n_kv_head) * (size_t)m->head_dim, w->at[SLOT_Q],
                  b->d_normed, r->ld_x, (size_t)m->n_embd, 0));
-    return norm_back(b, w->attn_norm);
+    return norm_back(b, w->at[SLOT_ATTN_NORM]);
 }
 
 /* ---- the pass --------------------------------------------------------------------------------------------------- */

@@ -6,20 +6,28 @@
 extern const backend cpu_backend;
 extern const backend_options cpu_options; /* the only ones it takes */
 
-/* Weights in f32. Matrices [outputs][inputs]; q, k and v stand together, in this order, so that one product gives all
- * three. */
+/* Weights in f32, by slot; NULL where the layer has none. Matrices [outputs][inputs], vectors padded. q, k and v stand
+ * one after another, so that at[SLOT_Q] is one matrix that gives all three; so do their biases, of which missing ones
+ * are 0 where any is there. */
 typedef struct cpu_layer {
-    float *attn_norm, *qkv, *qkv_bias /* NULL = none */, *o, *ffn_norm, *gate, *up, *down;
+    float *at[SLOT_COUNT];
 } cpu_layer;
 
 struct backend_state {
     const model *m;
     pool *p;
     cpu_layer *layer; /* [n_layer] */
-    float *embedding, *output_norm, *output /* == embedding where tied */;
+    float *embedding, *positions /* NULL = none */, *output /* == embedding where tied */;
+    float *output_norm, *output_norm_bias /* NULL = none */;
     void *block; /* holds all weights */
     char device[160];
 };
+
+/* x [n_embd] = what token `token` at position t enters the first layer with. */
+void cpu_embed_token(const backend_state *s, int32_t token, size_t t, float *x);
+
+/* Refuse texts that are longer than a table of positions. */
+int cpu_check_length(const backend_state *s, int32_t n);
 
 int cpu_load(const model *m, pool *p, const backend_options *o, backend_state **out);
 void cpu_unload(backend_state *s);

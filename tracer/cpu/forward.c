@@ -1,6 +1,7 @@
 #include "tracer/cpu/forward.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "tracer/cpu/heads.h"
 #include "tracer/cpu/matmul.h"
 #include "tracer/cpu/rows.h"
 #include "traces/kernels.h"
@@ -26,8 +27,7 @@ static void set_strides(cpu_run *r) {
     r->ld_logits = kernel_pad((size_t)m->n_vocab);
     size_t rows = LOGIT_BYTES / (r->ld_logits * sizeof(float));
     r->logit_rows = rows > LOGIT_ROWS ? LOGIT_ROWS : rows ? rows : 1;
-    tile_grid gate = tile_grid_new(r->T, (size_t)m->n_ff, KERNEL_LANES);
-    r->ld_gate = kernel_pad(gate.tile_cols);
+    r->ld_gate = kernel_pad(cpu_gate_grid(r).tile_cols);
 }
 
 static size_t scratch_floats(const cpu_run *r) {
@@ -39,12 +39,12 @@ static void carve(cpu_run *r, mem_carver *c) {
     const model *m = r->s->m;
     int threads = pool_threads(r->s->p);
     r->x = mem_carve(c, r->T * r->ld_x, sizeof(float));
-    r->normed = mem_carve(c, r->T * r->ld_x, sizeof(float));
+    r->added = r->normed = mem_carve(c, r->T * r->ld_x, sizeof(float));
     r->qkv = mem_carve(c, r->T * r->ld_qkv, sizeof(float));
     r->mix = mem_carve(c, r->T * r->ld_mix, sizeof(float));
     r->ff = mem_carve(c, r->T * r->ld_ff, sizeof(float));
     r->lse = mem_carve(c, (size_t)m->n_head * r->T, sizeof(float));
-    r->angles = mem_carve(c, r->T * (size_t)m->rope_dims, sizeof(float));
+    r->angles = mem_carve(c, (size_t)m->n_rope * r->T * (size_t)m->rope_dims, sizeof(float));
     r->logits = mem_carve(c, r->logit_rows * r->ld_logits, sizeof(float));
     r->scratch = mem_carve(c, (size_t)threads, sizeof *r->scratch);
     for (int i = 0; i < threads; i++) {
@@ -55,6 +55,7 @@ static void carve(cpu_run *r, mem_carver *c) {
 
 int cpu_run_new(backend_state *s, const int32_t *tokens, int32_t n, const forward_sink *sink, cpu_run *r) {
     *r = (cpu_run){.s = s, .tokens = tokens, .T = (size_t)n, .sink = sink};
+    TRY(cpu_check_length(s, n));
     set_strides(r);
     mem_carver size = {0};
     carve(r, &size);
@@ -62,8 +63,7 @@ int cpu_run_new(backend_state *s, const int32_t *tokens, int32_t n, const forwar
     if (!r->block) return ERR_DATA;
     mem_carver c = {.base = r->block};
     carve(r, &c);
-    for (int32_t t = 0; t < n; t++)
-        rows_rope_angles(t, s->m->rope_dims, s->m->rope_base, r->angles + (size_t)t * (size_t)s->m->rope_dims);
+    heads_angles(s->m, 0, r->T, r->angles);
     return 0;
 }
 
@@ -76,7 +76,7 @@ void cpu_run_free(cpu_run *r) {
 
 typedef struct norm_job {
     cpu_run *r;
-    const float *weight;
+    const float *weight, *bias;
 } norm_job;
 
 static int norm_rows(void *context, size_t task, int worker) {
@@ -86,30 +86,62 @@ static int norm_rows(void *context, size_t task, int worker) {
     const model *m = r->s->m;
     size_t end = (task + 1) * NORM_ROWS;
     for (size_t t = task * NORM_ROWS; t < end && t < r->T; t++)
-        rows_rms_norm(r->x + t * r->ld_x, j->weight, (size_t)m->n_embd, m->norm_eps, r->normed + t * r->ld_x);
+        rows_norm(m->arch->norm, r->x + t * r->ld_x, j->weight, j->bias, (size_t)m->n_embd, m->norm_eps,
+                  r->normed + t * r->ld_x);
     return 0;
 }
 
-int cpu_norm(cpu_run *r, const float *weight) {
-    norm_job j = {r, weight};
-    return pool_run(r->s->p, (r->T + NORM_ROWS - 1) / NORM_ROWS, norm_rows, &j);
+static int run_rows(const cpu_run *r, pool_task task, void *context) {
+    return pool_run(r->s->p, (r->T + NORM_ROWS - 1) / NORM_ROWS, task, context);
+}
+
+int cpu_norm(cpu_run *r, const float *weight, const float *bias) {
+    norm_job j = {r, weight, bias};
+    if (weight) return run_rows(r, norm_rows, &j);
+    memcpy(r->normed, r->x, r->T * r->ld_x * sizeof *r->x);
+    return 0;
+}
+
+/* x += norm(added) */
+static int norm_added_rows(void *context, size_t task, int worker) {
+    (void)worker;
+    const norm_job *j = context;
+    const cpu_run *r = j->r;
+    const model *m = r->s->m;
+    size_t end = (task + 1) * NORM_ROWS;
+    for (size_t t = task * NORM_ROWS; t < end && t < r->T; t++) {
+        float *x = r->x + t * r->ld_x, *out = r->normed + t * r->ld_x;
+        rows_norm(m->arch->norm, r->added + t * r->ld_x, j->weight, NULL, (size_t)m->n_embd, m->norm_eps, out);
+        for (size_t i = 0; i < (size_t)m->n_embd; i++) x[i] += out[i];
+    }
+    return 0;
 }
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
 
-/* out = in * w^T (or out += in * w^T), tile by tile. */
+/* out = in * w^T (or out += in * w^T) and what belongs to it, tile by tile. */
 typedef struct product {
     cpu_run *r;
     tile_grid grid;
     size_t inner, ld_in, ld_out;
-    const float *in, *w;
+    const float *in, *w, *bias; /* bias NULL: none */
     float *out;
     int accumulate;
+    float softcap; /* 0: none */
 } product;
 
+static void add_bias(const float *bias, tile t, float *out, size_t ld) {
+    for (size_t row = 0; row < t.n_rows; row++)
+        for (size_t i = 0; i < t.n_cols; i++) out[row * ld + i] += bias[t.col + i];
+}
+
 static void multiply(const product *p, tile t) {
+    float *out = p->out + t.row * p->ld_out + t.col;
     matmul_weight(t.n_rows, t.n_cols, p->inner, p->in + t.row * p->ld_in, p->ld_in, p->w + t.col * p->inner, p->inner,
-                  p->accumulate, p->out + t.row * p->ld_out + t.col, p->ld_out);
+                  p->accumulate, out, p->ld_out);
+    if (p->bias) add_bias(p->bias, t, out, p->ld_out);
+    for (size_t row = 0; p->softcap > 0 && row < t.n_rows; row++)
+        rows_softcap(out + row * p->ld_out, t.n_cols, p->softcap);
 }
 
 static int product_tile(void *context, size_t task, int worker) {
@@ -119,42 +151,59 @@ static int product_tile(void *context, size_t task, int worker) {
     return 0;
 }
 
-/* The residual stream takes a product's result as it comes out of the product: x += in * w^T. */
-static int add_to_x(cpu_run *r, const float *in, size_t ld_in, size_t inner, const float *w) {
+/* What one half of a layer adds to the residual stream: x += in * w^T + bias as it comes out of the product, or the
+ * norm of it where the layer has one. */
+static int add_to_x(cpu_run *r, const float *in, size_t ld_in, size_t inner, arch_slot w, arch_slot bias,
+                    arch_slot post_norm) {
+    const cpu_layer *l = &r->s->layer[r->layer];
+    norm_job j = {r, l->at[post_norm], NULL};
     product p = {.r = r,
                  .grid = tile_grid_new(r->T, (size_t)r->s->m->n_embd, KERNEL_LANES),
                  .inner = inner,
                  .ld_in = ld_in,
                  .ld_out = r->ld_x,
                  .in = in,
-                 .w = w,
-                 .out = r->x,
-                 .accumulate = 1};
-    return pool_run(r->s->p, tile_grid_count(&p.grid), product_tile, &p);
+                 .w = l->at[w],
+                 .bias = l->at[bias],
+                 .out = j.weight ? r->added : r->x,
+                 .accumulate = !j.weight};
+    TRY(pool_run(r->s->p, tile_grid_count(&p.grid), product_tile, &p));
+    return j.weight ? run_rows(r, norm_added_rows, &j) : 0;
 }
 
-/* q, k, v of whole heads; then bias and rotation while the tile is in the cache. */
+/* q, k, v of whole heads; then rotation while the tile is in the cache, unless norms come between. */
 static int qkv_tile(void *context, size_t task, int worker) {
     (void)worker;
     const product *p = context;
     const cpu_run *r = p->r;
     const model *m = r->s->m;
-    const float *bias = r->s->layer[r->layer].qkv_bias;
     tile t = tile_grid_at(&p->grid, task);
     multiply(p, t);
-    size_t turned = (size_t)(m->n_head + m->n_kv_head) * (size_t)m->head_dim;
-    size_t turn = t.col >= turned ? 0 : t.col + t.n_cols < turned ? t.n_cols : turned - t.col;
-    for (size_t row = t.row; row < t.row + t.n_rows; row++) {
-        float *x = p->out + row * p->ld_out + t.col;
-        for (size_t i = 0; bias && i < t.n_cols; i++) x[i] += bias[t.col + i];
-        rows_rope(x, (int)(turn / (size_t)m->head_dim), m->head_dim, m->rope_dims, m->arch->rope,
-                  r->angles + row * (size_t)m->rope_dims);
+    size_t turned = heads_turned(m), turn = t.col >= turned ? 0 : t.col + t.n_cols < turned ? t.n_cols : turned - t.col;
+    for (size_t row = t.row; row < t.row + t.n_rows && m->arch->qk_norm == ARCH_QK_NORM_NONE; row++)
+        heads_turn(m, p->out + row * p->ld_out + t.col, (int)(turn / (size_t)m->head_dim),
+                   heads_angles_of(m, r->layer, r->angles, r->T, row));
+    return 0;
+}
+
+/* Norms and rotation of whole rows. */
+static int finish_heads_rows(void *context, size_t task, int worker) {
+    (void)worker;
+    cpu_run *r = context;
+    const model *m = r->s->m;
+    size_t end = (task + 1) * NORM_ROWS;
+    for (size_t t = task * NORM_ROWS; t < end && t < r->T; t++) {
+        float *row = r->qkv + t * r->ld_qkv;
+        if (r->raw) memcpy(r->raw + t * r->ld_qkv, row, heads_turned(m) * sizeof *row);
+        heads_norm(r->s, r->layer, row);
+        heads_turn(m, row, m->n_head + m->n_kv_head, heads_angles_of(m, r->layer, r->angles, r->T, t));
     }
     return 0;
 }
 
 int cpu_project_qkv(cpu_run *r) {
     const model *m = r->s->m;
+    const cpu_layer *l = &r->s->layer[r->layer];
     size_t cols = (size_t)(m->n_head + 2 * m->n_kv_head) * (size_t)m->head_dim;
     product p = {.r = r,
                  .grid = tile_grid_new(r->T, cols, (size_t)m->head_dim),
@@ -162,44 +211,50 @@ int cpu_project_qkv(cpu_run *r) {
                  .ld_in = r->ld_x,
                  .ld_out = r->ld_qkv,
                  .in = r->normed,
-                 .w = r->s->layer[r->layer].qkv,
+                 .w = l->at[SLOT_Q],
+                 .bias = l->at[SLOT_Q_BIAS],
                  .out = r->qkv};
-    return pool_run(r->s->p, tile_grid_count(&p.grid), qkv_tile, &p);
+    TRY(pool_run(r->s->p, tile_grid_count(&p.grid), qkv_tile, &p));
+    return m->arch->qk_norm == ARCH_QK_NORM_NONE ? 0 : run_rows(r, finish_heads_rows, r);
 }
 
-/* ff = up * silu(gate), the gate never leaving the worker's scratch. */
-static int gated_tile(void *context, size_t task, int worker) {
-    const product *up = context;
-    const cpu_run *r = up->r;
-    tile t = tile_grid_at(&up->grid, task);
-    float *gate = r->scratch[worker];
-    matmul_weight(t.n_rows, t.n_cols, up->inner, up->in + t.row * up->ld_in, up->ld_in,
-                  r->s->layer[r->layer].gate + t.col * up->inner, up->inner, 0, gate, r->ld_gate);
-    multiply(up, t);
+/* ---- feed-forward ----------------------------------------------------------------------------------------------- */
+
+void cpu_gate_tile(const cpu_run *r, tile t, float *gate, float *up) {
+    const cpu_layer *l = &r->s->layer[r->layer];
+    size_t n_embd = (size_t)r->s->m->n_embd;
+    const float *in = r->normed + t.row * r->ld_x, *bias = l->at[SLOT_UP_BIAS];
+    bool gated = l->at[SLOT_GATE];
+    matmul_weight(t.n_rows, t.n_cols, n_embd, in, r->ld_x, l->at[gated ? SLOT_GATE : SLOT_UP] + t.col * n_embd, n_embd,
+                  0, gate, r->ld_gate);
+    if (gated)
+        matmul_weight(t.n_rows, t.n_cols, n_embd, in, r->ld_x, l->at[SLOT_UP] + t.col * n_embd, n_embd, 0, up,
+                      r->ld_ff);
+    for (size_t row = 0; row < t.n_rows && !gated; row++)
+        for (size_t i = 0; i < t.n_cols; i++) up[row * r->ld_ff + i] = 1;
+    if (bias) add_bias(bias, t, gated ? up : gate, gated ? r->ld_ff : r->ld_gate);
+}
+
+/* ff = up * activation(gate), the gate never leaving the worker's scratch. */
+static int gate_tile(void *context, size_t task, int worker) {
+    cpu_run *r = context;
+    tile_grid g = cpu_gate_grid(r);
+    tile t = tile_grid_at(&g, task);
+    float *gate = r->scratch[worker], *up = r->ff + t.row * r->ld_ff + t.col;
+    cpu_gate_tile(r, t, gate, up);
     for (size_t row = 0; row < t.n_rows; row++)
-        rows_silu_gate(gate + row * r->ld_gate, up->out + (t.row + row) * up->ld_out + t.col, t.n_cols);
+        rows_gate(r->s->m->arch->activation, gate + row * r->ld_gate, up + row * r->ld_ff, t.n_cols);
     return 0;
 }
 
-static int gated_feed_forward(cpu_run *r) {
-    const model *m = r->s->m;
-    product p = {.r = r,
-                 .grid = tile_grid_new(r->T, (size_t)m->n_ff, KERNEL_LANES),
-                 .inner = (size_t)m->n_embd,
-                 .ld_in = r->ld_x,
-                 .ld_out = r->ld_ff,
-                 .in = r->normed,
-                 .w = r->s->layer[r->layer].up,
-                 .out = r->ff};
-    return pool_run(r->s->p, tile_grid_count(&p.grid), gated_tile, &p);
+tile_grid cpu_gate_grid(const cpu_run *r) {
+    return tile_grid_new(r->T, (size_t)r->s->m->n_ff, KERNEL_LANES);
 }
 
 /* ---- the pass --------------------------------------------------------------------------------------------------- */
 
 int cpu_embed(cpu_run *r) {
-    size_t n_embd = (size_t)r->s->m->n_embd;
-    for (size_t t = 0; t < r->T; t++)
-        memcpy(r->x + t * r->ld_x, r->s->embedding + (size_t)r->tokens[t] * n_embd, n_embd * sizeof *r->x);
+    for (size_t t = 0; t < r->T; t++) cpu_embed_token(r->s, r->tokens[t], t, r->x + t * r->ld_x);
     return 0;
 }
 
@@ -213,7 +268,7 @@ static int hand_out_layer(const cpu_run *r) {
 
 int cpu_run_attention(cpu_run *r, int layer) {
     r->layer = layer;
-    TRY(cpu_norm(r, r->s->layer[layer].attn_norm));
+    TRY(cpu_norm(r, r->s->layer[layer].at[SLOT_ATTN_NORM], r->s->layer[layer].at[SLOT_ATTN_NORM_BIAS]));
     TRY(cpu_project_qkv(r));
     TRY(cpu_attention(r));
     return hand_out_layer(r);
@@ -221,18 +276,20 @@ int cpu_run_attention(cpu_run *r, int layer) {
 
 int cpu_add_mix(cpu_run *r) {
     const model *m = r->s->m;
-    return add_to_x(r, r->mix, r->ld_mix, (size_t)m->n_head * (size_t)m->head_dim, r->s->layer[r->layer].o);
+    return add_to_x(r, r->mix, r->ld_mix, (size_t)m->n_head * (size_t)m->head_dim, SLOT_O, SLOT_O_BIAS,
+                    SLOT_ATTN_POST_NORM);
 }
 
 int cpu_run_feed_forward(cpu_run *r) {
     const cpu_layer *w = &r->s->layer[r->layer];
-    TRY(cpu_norm(r, w->ffn_norm));
-    TRY(gated_feed_forward(r));
-    return add_to_x(r, r->ff, r->ld_ff, (size_t)r->s->m->n_ff, w->down);
+    tile_grid g = cpu_gate_grid(r);
+    TRY(cpu_norm(r, w->at[SLOT_FFN_NORM], w->at[SLOT_FFN_NORM_BIAS]));
+    TRY(pool_run(r->s->p, tile_grid_count(&g), gate_tile, r));
+    return add_to_x(r, r->ff, r->ld_ff, (size_t)r->s->m->n_ff, SLOT_DOWN, SLOT_DOWN_BIAS, SLOT_FFN_POST_NORM);
 }
 
 int cpu_run_hidden(cpu_run *r) {
-    TRY(cpu_norm(r, r->s->output_norm));
+    TRY(cpu_norm(r, r->s->output_norm, r->s->output_norm_bias));
     return r->sink->hidden ? r->sink->hidden(r->sink->context, r->normed, r->ld_x) : 0;
 }
 
@@ -245,7 +302,8 @@ int cpu_logits_tile(cpu_run *r, size_t row, size_t n_rows) {
                  .ld_out = r->ld_logits,
                  .in = r->normed + row * r->ld_x,
                  .w = r->s->output,
-                 .out = r->logits};
+                 .out = r->logits,
+                 .softcap = m->logit_softcap};
     return pool_run(r->s->p, tile_grid_count(&p.grid), product_tile, &p);
 }
 

@@ -1,6 +1,7 @@
 #include "tracer/cpu/step.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "tracer/cpu/heads.h"
 #include "tracer/cpu/matmul.h"
 #include "tracer/cpu/rows.h"
 #include "traces/kernels.h"
@@ -30,7 +31,7 @@ struct backend_steps {
     int32_t t, n_tokens;
     size_t ld_x, ld_qkv, ld_mix, ld_ff, ld_logits, ld_rows, ld_kv;
     float *x, *normed, *qkv, *mix, *ff, *gate, *logits; /* [n_rows][ld_...]; as in cpu_run */
-    float *angles;                                      /* [rope_dims] of step t */
+    float *angles;                                      /* [n_rope][rope_dims] of step t */
     float **rows;                                       /* [n] see step_view */
     float **scores;                                     /* [threads][ld_rows] */
     float **query;                                      /* [threads][ld_kv] a head's q, then its output */
@@ -41,12 +42,14 @@ struct backend_steps {
 
 /* ---- products --------------------------------------------------------------------------------------------------- */
 
-/* out = in * w^T (or out += in * w^T), all rows of one strip of columns after another. */
+/* out = in * w^T (or out += in * w^T) and what belongs to it, all rows of one strip of columns after another. */
 typedef struct product {
     size_t n_rows, group, n_cols, strip, inner, ld_in, ld_out;
     const float *in, *w;
     float *out;
     int accumulate;
+    const float *bias; /* NULL: none */
+    float softcap;     /* 0: none */
 } product;
 
 static void multiply(const product *p, size_t index) {
@@ -55,6 +58,11 @@ static void multiply(const product *p, size_t index) {
         size_t n = p->n_rows - row < p->group ? p->n_rows - row : p->group;
         matmul_weight(n, n_cols, p->inner, p->in + row * p->ld_in, p->ld_in, p->w + col * p->inner, p->inner,
                       p->accumulate, p->out + row * p->ld_out + col, p->ld_out);
+    }
+    for (size_t row = 0; row < p->n_rows && (p->bias || p->softcap > 0); row++) {
+        float *out = p->out + row * p->ld_out + col;
+        for (size_t i = 0; p->bias && i < n_cols; i++) out[i] += p->bias[col + i];
+        if (p->softcap > 0) rows_softcap(out, n_cols, p->softcap);
     }
 }
 
@@ -78,14 +86,27 @@ int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, 
                  .ld_out = stride_out,
                  .in = hidden,
                  .w = s->output,
-                 .out = out};
+                 .out = out,
+                 .softcap = s->m->logit_softcap};
     return pool_run(s->p, strips(&p), product_strip, &p);
 }
 
-static int project(backend_steps *st, const float *in, size_t ld_in, size_t inner, const float *w, size_t n_cols,
-                   int accumulate, float *out, size_t ld_out) {
-    product p = {st->n_rows, GROUP_ROWS, n_cols, STEP_COLS, inner, ld_in, ld_out, in, w, out, accumulate};
-    return pool_run(st->s->p, strips(&p), product_strip, &p);
+/* The shapes of one step's products; `w` and the rest is for the caller. */
+static product product_of(const backend_steps *st, const float *in, size_t ld_in, size_t inner, size_t n_cols,
+                          float *out, size_t ld_out) {
+    return (product){.n_rows = st->n_rows,
+                     .group = GROUP_ROWS,
+                     .n_cols = n_cols,
+                     .strip = STEP_COLS,
+                     .inner = inner,
+                     .ld_in = ld_in,
+                     .ld_out = ld_out,
+                     .in = in,
+                     .out = out};
+}
+
+static int run_product(const backend_steps *st, product *p) {
+    return pool_run(st->s->p, strips(p), product_strip, p);
 }
 
 /* ---- buffers ---------------------------------------------------------------------------------------------------- */
@@ -113,7 +134,7 @@ static void carve(backend_steps *st, const bool *wants_rows, mem_carver *c) {
                {&st->ff, st->ld_ff}, {&st->gate, st->ld_ff},  {&st->logits, st->ld_logits}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         *all[i].at = mem_carve(c, st->n_rows * all[i].stride, sizeof(float));
-    st->angles = mem_carve(c, (size_t)m->rope_dims, sizeof(float));
+    st->angles = mem_carve(c, (size_t)m->n_rope * (size_t)m->rope_dims, sizeof(float));
     st->caches = mem_carve(c, st->n * layers * (size_t)m->n_kv_head, sizeof *st->caches);
     st->rows = mem_carve(c, st->n, sizeof *st->rows);
     st->scores = mem_carve(c, threads, sizeof *st->scores);
@@ -129,6 +150,8 @@ static void carve(backend_steps *st, const bool *wants_rows, mem_carver *c) {
 }
 
 int cpu_steps_new(backend_state *s, size_t n, const bool *wants_rows, int32_t n_tokens, backend_steps **out) {
+    *out = NULL;
+    TRY(cpu_check_length(s, n_tokens));
     backend_steps *st = *out = mem_new(1, sizeof *st, "steps");
     if (!st) return ERR_DATA;
     *st = (backend_steps){.s = s, .n = n, .n_tokens = n_tokens};
@@ -247,15 +270,6 @@ static int attend(backend_steps *st, size_t copy, const cache *c, int head, int 
     return 0;
 }
 
-/* Bias and rotation of `n_head` neighbouring heads of q | k | v. */
-static void finish_heads(const backend_steps *st, float *qkv, size_t head, int n_head, bool turn) {
-    const model *m = st->s->m;
-    size_t from = head * (size_t)m->head_dim, n = (size_t)n_head * (size_t)m->head_dim;
-    const float *bias = st->s->layer[st->layer].qkv_bias;
-    for (size_t i = from; bias && i < from + n; i++) qkv[i] += bias[i];
-    if (turn) rows_rope(qkv + from, n_head, m->head_dim, m->rope_dims, m->arch->rope, st->angles);
-}
-
 /* One kv head of one copy, and the query heads that read it. */
 static int attend_task(void *context, size_t task, int worker) {
     backend_steps *st = context;
@@ -265,9 +279,9 @@ static int attend_task(void *context, size_t task, int worker) {
     int group = m->n_head / m->n_kv_head, window = m->window[st->layer];
     float *qkv = st->qkv + copy * st->ld_qkv;
     cache *c = cache_of(st, copy, st->layer, (int)kv);
-    finish_heads(st, qkv, kv * (size_t)group, group, true);
-    finish_heads(st, qkv, k_head, 1, true);
-    finish_heads(st, qkv, v_head, 1, false);
+    const float *angles = heads_angles_of(m, st->layer, st->angles, 1, 0);
+    heads_turn(m, qkv + kv * (size_t)group * dim, group, angles);
+    heads_turn(m, qkv + k_head * dim, 1, angles);
     if (window) cache_keep(c, st->t - window + 1, NULL, 0);
     TRY(cache_append(st, c, qkv + k_head * dim, qkv + v_head * dim));
     for (int h = 0; h < group; h++) TRY(attend(st, copy, c, (int)kv * group + h, worker));
@@ -276,37 +290,56 @@ static int attend_task(void *context, size_t task, int worker) {
 
 /* ---- a step ----------------------------------------------------------------------------------------------------- */
 
-static void norm(backend_steps *st, const float *weight) {
+/* normed = norm(x), or x where there is none. */
+static void norm(backend_steps *st, const float *weight, const float *bias) {
     const model *m = st->s->m;
-    for (size_t i = 0; i < st->n; i++)
-        rows_rms_norm(st->x + i * st->ld_x, weight, (size_t)m->n_embd, m->norm_eps, st->normed + i * st->ld_x);
+    if (!weight) memcpy(st->normed, st->x, st->n * st->ld_x * sizeof *st->x);
+    for (size_t i = 0; weight && i < st->n; i++)
+        rows_norm(m->arch->norm, st->x + i * st->ld_x, weight, bias, (size_t)m->n_embd, m->norm_eps,
+                  st->normed + i * st->ld_x);
 }
 
-/* ff or gate = normed * w^T */
-static product of_feed_forward(const backend_steps *st, const float *w, float *out) {
+/* What one half of the layer adds to x: in * w^T + bias, or the norm of it where the layer has one. */
+static int add_to_x(backend_steps *st, const float *in, size_t ld_in, size_t inner, arch_slot w, arch_slot bias,
+                    arch_slot post_norm) {
     const model *m = st->s->m;
-    return (product){.n_rows = st->n_rows,
-                     .group = GROUP_ROWS,
-                     .n_cols = (size_t)m->n_ff,
-                     .strip = STEP_COLS,
-                     .inner = (size_t)m->n_embd,
-                     .ld_in = st->ld_x,
-                     .ld_out = st->ld_ff,
-                     .in = st->normed,
-                     .w = w,
-                     .out = out};
+    const cpu_layer *l = &st->s->layer[st->layer];
+    const float *weight = l->at[post_norm];
+    product p = product_of(st, in, ld_in, inner, (size_t)m->n_embd, weight ? st->normed : st->x, st->ld_x);
+    p.w = l->at[w];
+    p.bias = l->at[bias];
+    p.accumulate = !weight;
+    TRY(run_product(st, &p));
+    for (size_t i = 0; i < st->n && weight; i++) {
+        float *x = st->x + i * st->ld_x, *added = st->normed + i * st->ld_x;
+        rows_norm(m->arch->norm, added, weight, NULL, (size_t)m->n_embd, m->norm_eps, added);
+        for (size_t k = 0; k < (size_t)m->n_embd; k++) x[k] += added[k];
+    }
+    return 0;
 }
 
-/* ff = up * silu(gate) in one strip of columns. */
-static int gated_strip(void *context, size_t task, int worker) {
+/* ff = up * activation(gate) in one strip of columns. Without a gate it is `up` that is activated. */
+static int gate_strip(void *context, size_t task, int worker) {
     (void)worker;
     const backend_steps *st = context;
-    const cpu_layer *w = &st->s->layer[st->layer];
-    product gate = of_feed_forward(st, w->gate, st->gate), up = of_feed_forward(st, w->up, st->ff);
+    const model *m = st->s->m;
+    const cpu_layer *l = &st->s->layer[st->layer];
+    bool gated = l->at[SLOT_GATE];
+    product gate = product_of(st, st->normed, st->ld_x, (size_t)m->n_embd, (size_t)m->n_ff, st->gate, st->ld_ff);
+    product up = gate;
+    up.out = st->ff;
+    up.w = l->at[SLOT_UP];
+    up.bias = gate.bias = l->at[SLOT_UP_BIAS];
+    gate.w = up.w;
+    if (gated) gate.w = l->at[SLOT_GATE], gate.bias = NULL;
     multiply(&gate, task);
-    multiply(&up, task);
+    if (gated) multiply(&up, task);
     size_t col = task * gate.strip, n = gate.n_cols - col < gate.strip ? gate.n_cols - col : gate.strip;
-    for (size_t i = 0; i < st->n; i++) rows_silu_gate(st->gate + i * st->ld_ff + col, st->ff + i * st->ld_ff + col, n);
+    for (size_t i = 0; i < st->n; i++) {
+        float *ff = st->ff + i * st->ld_ff + col;
+        for (size_t k = 0; k < n && !gated; k++) ff[k] = 1;
+        rows_gate(m->arch->activation, st->gate + i * st->ld_ff + col, ff, n);
+    }
     return 0;
 }
 
@@ -314,28 +347,33 @@ static int run_layer(backend_steps *st, int layer) {
     const model *m = st->s->m;
     const cpu_layer *w = &st->s->layer[layer];
     size_t n_embd = (size_t)m->n_embd, dim = (size_t)m->head_dim, q = (size_t)m->n_head * dim;
-    size_t qkv = q + 2 * (size_t)m->n_kv_head * dim;
+    size_t n_qkv = q + 2 * (size_t)m->n_kv_head * dim;
     st->layer = layer;
-    norm(st, w->attn_norm);
-    TRY(project(st, st->normed, st->ld_x, n_embd, w->qkv, qkv, 0, st->qkv, st->ld_qkv));
+    norm(st, w->at[SLOT_ATTN_NORM], w->at[SLOT_ATTN_NORM_BIAS]);
+    product qkv = product_of(st, st->normed, st->ld_x, n_embd, n_qkv, st->qkv, st->ld_qkv);
+    qkv.w = w->at[SLOT_Q];
+    qkv.bias = w->at[SLOT_Q_BIAS];
+    TRY(run_product(st, &qkv));
+    for (size_t i = 0; i < st->n; i++) heads_norm(st->s, layer, st->qkv + i * st->ld_qkv);
     TRY(pool_run(st->s->p, st->n * (size_t)m->n_kv_head, attend_task, st));
-    TRY(project(st, st->mix, st->ld_mix, q, w->o, n_embd, 1, st->x, st->ld_x));
-    norm(st, w->ffn_norm);
-    product up = of_feed_forward(st, w->up, st->ff);
-    TRY(pool_run(st->s->p, strips(&up), gated_strip, st));
-    return project(st, st->ff, st->ld_ff, (size_t)m->n_ff, w->down, n_embd, 1, st->x, st->ld_x);
+    TRY(add_to_x(st, st->mix, st->ld_mix, q, SLOT_O, SLOT_O_BIAS, SLOT_ATTN_POST_NORM));
+    norm(st, w->at[SLOT_FFN_NORM], w->at[SLOT_FFN_NORM_BIAS]);
+    product up = product_of(st, st->normed, st->ld_x, n_embd, (size_t)m->n_ff, st->ff, st->ld_ff);
+    TRY(pool_run(st->s->p, strips(&up), gate_strip, st));
+    return add_to_x(st, st->ff, st->ld_ff, (size_t)m->n_ff, SLOT_DOWN, SLOT_DOWN_BIAS, SLOT_FFN_POST_NORM);
 }
 
 int cpu_steps_next(backend_steps *st, int32_t token, step_view *out) {
     const backend_state *s = st->s;
     const model *m = s->m;
-    size_t n_embd = (size_t)m->n_embd;
-    for (size_t i = 0; i < st->n; i++)
-        memcpy(st->x + i * st->ld_x, s->embedding + (size_t)token * n_embd, n_embd * sizeof *st->x);
-    rows_rope_angles(st->t, m->rope_dims, m->rope_base, st->angles);
+    for (size_t i = 0; i < st->n; i++) cpu_embed_token(s, token, (size_t)st->t, st->x + i * st->ld_x);
+    heads_angles(m, st->t, 1, st->angles);
     for (int layer = 0; layer < m->n_layer; layer++) TRY(run_layer(st, layer));
-    norm(st, s->output_norm);
-    TRY(project(st, st->normed, st->ld_x, n_embd, s->output, (size_t)m->n_vocab, 0, st->logits, st->ld_logits));
+    norm(st, s->output_norm, s->output_norm_bias);
+    product p = product_of(st, st->normed, st->ld_x, (size_t)m->n_embd, (size_t)m->n_vocab, st->logits, st->ld_logits);
+    p.w = s->output;
+    p.softcap = m->logit_softcap;
+    TRY(run_product(st, &p));
     st->t++;
     *out = (step_view){st->logits, st->ld_logits, st->rows, st->ld_rows};
     return 0;

@@ -12,24 +12,25 @@
 
 /* A few rows of one tensor on their way to f32: one task of loading. */
 typedef struct load_job {
-    const gguf_tensor *tensor;
-    size_t row0, n_rows;
+    const model_weight *weight;
+    size_t inputs, row0, n_rows;
     float *to;
 } load_job;
 
 typedef struct loader {
-    const model *m;
     load_job *job;
     size_t n, capacity;
 } loader;
 
 enum { ROWS_A_JOB = 512 };
 
-static int add_jobs(loader *l, const gguf_tensor *t, float *to) {
-    for (size_t row = 0; row < t->dims[1]; row += ROWS_A_JOB) {
+/* A transposed weight is one job: every part of it would read the whole tensor. */
+static int add_jobs(loader *l, const model_weight *w, size_t outputs, size_t inputs, float *to) {
+    size_t most = w->transposed ? outputs : ROWS_A_JOB;
+    for (size_t row = 0; row < outputs; row += most) {
         TRY(mem_grow((void **)&l->job, &l->capacity, l->n + 1, sizeof *l->job, "weights"));
-        size_t left = t->dims[1] - row;
-        l->job[l->n++] = (load_job){t, row, left < ROWS_A_JOB ? left : ROWS_A_JOB, to + row * t->dims[0]};
+        size_t left = outputs - row;
+        l->job[l->n++] = (load_job){w, inputs, row, left < most ? left : most, to + row * inputs};
     }
     return 0;
 }
@@ -38,72 +39,77 @@ static int run_job(void *context, size_t task, int worker) {
     (void)worker;
     const loader *l = context;
     const load_job *j = &l->job[task];
-    return gguf_rows(l->m->file, j->tensor, j->row0, j->n_rows, j->to);
+    return model_read(j->weight, j->inputs, j->row0, j->n_rows, j->to);
 }
 
 /* Vectors are padded for the row operations. */
-static float *carve_vector(mem_carver *c, size_t n) {
-    return mem_carve(c, kernel_pad(n), sizeof(float));
+static float *carve_vector(mem_carver *c, const model_weight *w, size_t n) {
+    return w->tensor ? mem_carve(c, kernel_pad(n), sizeof(float)) : NULL;
 }
 
-static float *carve_slot(mem_carver *c, const model *m, arch_slot slot) {
+static size_t values_of(const model *m, int slot) {
     int64_t outputs, inputs;
-    model_slot_shape(m, slot, &outputs, &inputs);
-    return mem_carve(c, (size_t)outputs * (size_t)inputs, sizeof(float));
+    model_slot_shape(m, (arch_slot)slot, &outputs, &inputs);
+    return (size_t)outputs * (size_t)inputs;
+}
+
+/* q, k and v, or their biases: no gap between them. */
+static void carve_joint(mem_carver *c, const model *m, const model_layer *from, int first, cpu_layer *to) {
+    size_t n = 0;
+    bool any = false;
+    for (int slot = first; slot < first + 3; slot++) {
+        n += values_of(m, slot);
+        any |= from->weight[slot].tensor != NULL;
+    }
+    float *at = any ? mem_carve(c, kernel_pad(n), sizeof(float)) : NULL;
+    for (int slot = first; slot < first + 3 && at; slot++) {
+        to->at[slot] = at;
+        at += values_of(m, slot);
+    }
 }
 
 static void carve_layer(mem_carver *c, const model *m, const model_layer *from, cpu_layer *to) {
-    size_t heads = (size_t)m->n_head + 2 * (size_t)m->n_kv_head, n_qkv = heads * (size_t)m->head_dim;
-    bool bias = from->tensor[SLOT_Q_BIAS] || from->tensor[SLOT_K_BIAS] || from->tensor[SLOT_V_BIAS];
-    to->attn_norm = carve_vector(c, (size_t)m->n_embd);
-    to->qkv = mem_carve(c, n_qkv * (size_t)m->n_embd, sizeof(float));
-    to->qkv_bias = bias ? mem_carve(c, n_qkv, sizeof(float)) : NULL;
-    to->o = carve_slot(c, m, SLOT_O);
-    to->ffn_norm = carve_vector(c, (size_t)m->n_embd);
-    to->gate = carve_slot(c, m, SLOT_GATE);
-    to->up = carve_slot(c, m, SLOT_UP);
-    to->down = carve_slot(c, m, SLOT_DOWN);
+    carve_joint(c, m, from, SLOT_Q, to);
+    carve_joint(c, m, from, SLOT_Q_BIAS, to);
+    for (int slot = 0; slot < SLOT_COUNT; slot++)
+        if (from->weight[slot].tensor && (slot < SLOT_Q || slot > SLOT_V_BIAS))
+            to->at[slot] = mem_carve(c, kernel_pad(values_of(m, slot)), sizeof(float));
 }
+_Static_assert(SLOT_V == SLOT_Q + 2 && SLOT_Q_BIAS == SLOT_V + 1 && SLOT_V_BIAS == SLOT_Q_BIAS + 2,
+               "q, k, v and their biases are neighbours");
 
 static void carve_weights(mem_carver *c, backend_state *s) {
     const model *m = s->m;
-    size_t table = (size_t)m->n_vocab * (size_t)m->n_embd;
+    size_t n_embd = (size_t)m->n_embd, table = (size_t)m->n_vocab * n_embd;
     s->layer = mem_carve(c, (size_t)m->n_layer, sizeof *s->layer);
     s->embedding = mem_carve(c, table, sizeof(float));
-    s->output_norm = carve_vector(c, (size_t)m->n_embd);
-    s->output = m->output == m->embedding ? s->embedding : mem_carve(c, table, sizeof(float));
+    s->positions = m->positions.tensor ? mem_carve(c, (size_t)m->n_context * n_embd, sizeof(float)) : NULL;
+    s->output_norm = carve_vector(c, &m->output_norm, n_embd);
+    s->output_norm_bias = carve_vector(c, &m->output_norm_bias, n_embd);
+    s->output = m->output.tensor == m->embedding.tensor ? s->embedding : mem_carve(c, table, sizeof(float));
     cpu_layer unplaced;
     for (int32_t i = 0; i < m->n_layer; i++) carve_layer(c, m, &m->layer[i], c->base ? &s->layer[i] : &unplaced);
 }
 
-static int list_layer(loader *l, const model_layer *from, const cpu_layer *to) {
-    const model *m = l->m;
-    size_t q = (size_t)m->n_head * (size_t)m->head_dim, kv = (size_t)m->n_kv_head * (size_t)m->head_dim;
-    size_t n_embd = (size_t)m->n_embd;
-    float *bias = to->qkv_bias;
-    float *place[SLOT_COUNT] = {[SLOT_ATTN_NORM] = to->attn_norm,
-                                [SLOT_Q] = to->qkv,
-                                [SLOT_K] = to->qkv + q * n_embd,
-                                [SLOT_V] = to->qkv + (q + kv) * n_embd,
-                                [SLOT_Q_BIAS] = bias,
-                                [SLOT_K_BIAS] = bias ? bias + q : NULL,
-                                [SLOT_V_BIAS] = bias ? bias + q + kv : NULL,
-                                [SLOT_O] = to->o,
-                                [SLOT_FFN_NORM] = to->ffn_norm,
-                                [SLOT_GATE] = to->gate,
-                                [SLOT_UP] = to->up,
-                                [SLOT_DOWN] = to->down};
-    for (int slot = 0; slot < SLOT_COUNT; slot++)
-        if (from->tensor[slot]) TRY(add_jobs(l, from->tensor[slot], place[slot]));
+static int list_layer(loader *l, const model *m, const model_layer *from, const cpu_layer *to) {
+    for (int slot = 0; slot < SLOT_COUNT; slot++) {
+        int64_t outputs, inputs;
+        model_slot_shape(m, (arch_slot)slot, &outputs, &inputs);
+        if (from->weight[slot].tensor)
+            TRY(add_jobs(l, &from->weight[slot], (size_t)outputs, (size_t)inputs, to->at[slot]));
+    }
     return 0;
 }
 
 static int list_weights(loader *l, const backend_state *s) {
     const model *m = s->m;
-    TRY(add_jobs(l, m->embedding, s->embedding));
-    TRY(add_jobs(l, m->output_norm, s->output_norm));
-    if (s->output != s->embedding) TRY(add_jobs(l, m->output, s->output));
-    for (int32_t i = 0; i < m->n_layer; i++) TRY(list_layer(l, &m->layer[i], &s->layer[i]));
+    size_t n_embd = (size_t)m->n_embd, n_vocab = (size_t)m->n_vocab;
+    TRY(add_jobs(l, &m->embedding, n_vocab, n_embd, s->embedding));
+    if (s->positions) TRY(add_jobs(l, &m->positions, (size_t)m->n_context, n_embd, s->positions));
+    TRY(add_jobs(l, &m->output_norm, 1, n_embd, s->output_norm));
+    if (s->output_norm_bias) TRY(add_jobs(l, &m->output_norm_bias, 1, n_embd, s->output_norm_bias));
+    if (s->output != s->embedding) TRY(add_jobs(l, &m->output, n_vocab, n_embd, s->output));
+    for (int32_t i = 0; i < m->n_layer; i++) TRY(list_layer(l, m, &m->layer[i], &s->layer[i]));
     return 0;
 }
 
@@ -115,7 +121,7 @@ static int load_weights(backend_state *s) {
     if (!s->block) return ERR_DATA;
     mem_carver c = {.base = s->block};
     carve_weights(&c, s);
-    loader l = {.m = s->m};
+    loader l = {0};
     int code = list_weights(&l, s);
     if (!code) code = pool_run(s->p, l.n, run_job, &l);
     mem_free(l.job);

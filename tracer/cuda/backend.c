@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-enum { HEAD_DIM_MAX = 256 /* of the attention kernels */ };
-
 static void unload(backend_state *s) {
     if (!s) return;
     cuda_weights_free(s);
@@ -14,14 +12,10 @@ static void unload(backend_state *s) {
 }
 
 static int load(const model *m, pool *p, const backend_options *o, backend_state **out) {
-    backend_state *s = mem_new(1, sizeof *s, "model");
     *out = NULL;
+    TRY(cuda_check_model(m));
+    backend_state *s = mem_new(1, sizeof *s, "model");
     if (!s) return ERR_DATA;
-    if (m->head_dim > HEAD_DIM_MAX) {
-        mem_free(s);
-        return err_set(ERR_DATA, "%s: heads of %d dimensions; the CUDA backend serves up to %d, use --backend cpu",
-                       m->name, m->head_dim, HEAD_DIM_MAX);
-    }
     *s = (backend_state){.m = m, .p = p, .type = strcmp(o->precision, "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32};
     int code = device_open(o->device, &s->d);
     if (!code) code = cuda_weights_new(s, o);

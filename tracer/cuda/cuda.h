@@ -27,6 +27,9 @@ struct backend_state {
     size_t cast_bytes;
 };
 
+/* Refuse by name a model that asks for what is not computed here (supports.c). */
+int cuda_check_model(const model *m);
+
 /* ---- weights (weights.c) ---------------------------------------------------------------------------------------- */
 
 int cuda_weights_new(backend_state *s, const backend_options *o);

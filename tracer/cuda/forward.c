@@ -37,8 +37,8 @@ head_shape cuda_head_shape(const cuda_run *r) {
                         .n_head = m->n_head,
                         .n_kv_head = m->n_kv_head,
                         .head_dim = m->head_dim,
-                        .rope_dims = m->rope_dims,
-                        .rope = m->arch->rope,
+                        .rope_dims = m->layer[r->layer].rope < 0 ? 0 : m->rope_dims,
+                        .rope = m->rope_kind,
                         .ld = r->ld_qkv};
 }
 
@@ -179,7 +179,7 @@ static int upload(cuda_run *r, const int32_t *evict_at) {
     int32_t *target = mem_new(T, sizeof *target, "targets");
     int code = angles && target ? 0 : ERR_DATA;
     for (size_t t = 0; t < T && !code; t++) {
-        rows_rope_angles((int32_t)t, m->rope_dims, m->rope_base, angles + t * dims);
+        rows_rope_angles((int32_t)t, m->rope_dims, m->rope[0].inverse, m->rope[0].scale, angles + t * dims);
         target[t] = t + 1 < T ? r->tokens[t + 1] : -1;
     }
     if (!code) code = device_to(r->s->d, STREAM_COMPUTE, r->angles, angles, T * dims * sizeof *angles);

@@ -18,7 +18,7 @@ extern "C" {
 /* Does the device read this ggml type? Those of tracer/dequant.c: F32, F16, BF16, Q8_0, Q4_0, Q4_1. */
 bool k_dequant_can(uint32_t ggml_type);
 /* Rows of a GGUF tensor to f32 or bf16 (round to nearest even): row r is blocks + ids[r] * row_bytes (ids NULL: r
- * itself), n values, of which each becomes bit-equal to gguf_rows (before rounding to bf16). Embedding is this, too.
+ * itself), n values, of which each becomes bit-equal to tensor_rows (before rounding to bf16). Embedding is this, too.
  * blocks has any alignment. A negative id gives a row of zeros. */
 int k_dequant(device *d, uint32_t ggml_type, const void *blocks, size_t row_bytes, const int32_t *ids, size_t rows,
               size_t n, dtype type, void *out, size_t ld_out);
@@ -29,7 +29,7 @@ int k_dequant(device *d, uint32_t ggml_type, const void *blocks, size_t row_byte
 int k_norm(device *d, const float *x, size_t ld_x, const float *weight, size_t rows, size_t n, float eps, dtype type,
            void *out, size_t ld_out);
 /* d_x += what d_out, the gradient of the norm's output, asks of its input. Gradients have `rows` rows = sets * T; row r
- * belongs to row r % T of x. (rows_rms_norm_back of the CPU backend.) All three share ld. */
+ * belongs to row r % T of x. (rows_norm_back of the CPU backend.) All three share ld. */
 int k_norm_back(device *d, const float *x, size_t T, const float *weight, size_t rows, size_t n, float eps,
                 const float *d_out, float *d_x, size_t ld);
 

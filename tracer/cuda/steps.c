@@ -145,7 +145,13 @@ static int attend(backend_steps *st, int layer, const cuda_layer *w) {
     const model *m = st->s->m;
     device *d = st->s->d;
     size_t unit = unit_of(st, layer, 0, 0), capacity = (size_t)st->n_tokens, at = unit * capacity * (size_t)m->head_dim;
-    head_shape h = {st->n, m->n_head, m->n_kv_head, m->head_dim, m->rope_dims, m->arch->rope, st->ld_qkv};
+    head_shape h = {.T = st->n,
+                    .n_head = m->n_head,
+                    .n_kv_head = m->n_kv_head,
+                    .head_dim = m->head_dim,
+                    .rope_dims = m->layer[layer].rope < 0 ? 0 : m->rope_dims,
+                    .rope = m->rope_kind,
+                    .ld = st->ld_qkv};
     step_shape s = {.copies = st->n,
                     .t = (size_t)st->t,
                     .capacity = capacity,
@@ -187,7 +193,7 @@ static int bring(backend_steps *st, int32_t token) {
     size_t dims = (size_t)m->rope_dims;
     for (size_t i = 0; i < st->n; i++) {
         st->host_ids[i] = token;
-        rows_rope_angles(st->t, m->rope_dims, m->rope_base, st->host_angles + i * dims);
+        rows_rope_angles(st->t, m->rope_dims, m->rope[0].inverse, m->rope[0].scale, st->host_angles + i * dims);
     }
     TRY(device_to(d, STREAM_COMPUTE, st->ids, st->host_ids, st->n * sizeof *st->ids));
     TRY(device_to(d, STREAM_COMPUTE, st->angles, st->host_angles, st->n * dims * sizeof *st->angles));

@@ -73,15 +73,28 @@ static size_t layer_offsets(const model *m, size_t offset[N_MATRICES]) {
     return at;
 }
 
-static size_t row_bytes(const gguf_tensor *t) {
+static size_t row_bytes(const tensor *t) {
     return t->bytes / (size_t)t->dims[1];
+}
+
+/* A slot's own rows: a fused tensor holds those of several. */
+static tensor matrix_of(const model *m, int layer, arch_slot slot) {
+    const model_weight *w = &m->layer[layer].weight[slot];
+    tensor t = *w->tensor;
+    size_t row = row_bytes(&t);
+    int64_t outputs, inputs;
+    model_slot_shape(m, slot, &outputs, &inputs);
+    t.data = (const char *)t.data + (size_t)w->row0 * row;
+    t.bytes = row * (size_t)outputs;
+    t.dims[1] = (uint64_t)outputs;
+    return t;
 }
 
 /* ---- loading ---------------------------------------------------------------------------------------------------- */
 
 /* Rows of a tensor to the device in `type`, through the upload buffer; a type that the device does not read comes as
  * the host's f32. */
-static int load_dense(backend_state *s, const gguf_tensor *t, dtype type, char *to) {
+static int load_dense(backend_state *s, const tensor *t, dtype type, char *to) {
     cuda_weights *w = s->w;
     size_t n = (size_t)t->dims[0], rows = (size_t)t->dims[1];
     bool here = k_dequant_can(t->type);
@@ -92,7 +105,7 @@ static int load_dense(backend_state *s, const gguf_tensor *t, dtype type, char *
     int code = 0;
     for (size_t row = 0; row < rows && !code; row += batch) {
         size_t count = rows - row < batch ? rows - row : batch;
-        if (!here) code = gguf_rows(s->m->file, t, row, count, host);
+        if (!here) code = tensor_rows(t, row, count, host);
         const void *from = here ? (const void *)((const char *)t->data + row * each) : host;
         if (!code) code = device_to(s->d, STREAM_COMPUTE, w->upload, from, count * each);
         if (!code)
@@ -119,13 +132,14 @@ static int load_vectors(backend_state *s, int layer) {
     size_t kv = (size_t)m->n_kv_head * (size_t)m->head_dim, place[3] = {0, q, q + kv};
     TRY(new_vector(s, n_embd, &v->attn_norm));
     TRY(new_vector(s, n_embd, &v->ffn_norm));
-    TRY(load_dense(s, from->tensor[SLOT_ATTN_NORM], DTYPE_F32, (char *)v->attn_norm));
-    TRY(load_dense(s, from->tensor[SLOT_FFN_NORM], DTYPE_F32, (char *)v->ffn_norm));
-    if (!from->tensor[SLOT_Q_BIAS] && !from->tensor[SLOT_K_BIAS] && !from->tensor[SLOT_V_BIAS]) return 0;
+    TRY(load_dense(s, from->weight[SLOT_ATTN_NORM].tensor, DTYPE_F32, (char *)v->attn_norm));
+    TRY(load_dense(s, from->weight[SLOT_FFN_NORM].tensor, DTYPE_F32, (char *)v->ffn_norm));
+    if (!from->weight[SLOT_Q_BIAS].tensor && !from->weight[SLOT_K_BIAS].tensor && !from->weight[SLOT_V_BIAS].tensor)
+        return 0;
     TRY(new_vector(s, q + 2 * kv, &v->qkv_bias));
     TRY(device_fill(s->d, STREAM_COMPUTE, v->qkv_bias, 0, (q + 2 * kv) * sizeof(float)));
     for (int i = 0; i < 3; i++) {
-        const gguf_tensor *t = from->tensor[SLOT_Q_BIAS + i];
+        const tensor *t = from->weight[SLOT_Q_BIAS + i].tensor;
         if (t) TRY(load_dense(s, t, DTYPE_F32, (char *)(v->qkv_bias + place[i])));
     }
     return 0;
@@ -136,12 +150,14 @@ static int load_layer_dense(backend_state *s, int layer) {
     void *p;
     TRY(device_new(s->d, n * size, "weights", &p));
     s->w->layer[layer] = p;
-    for (int i = 0; i < N_MATRICES; i++)
-        TRY(load_dense(s, s->m->layer[layer].tensor[matrices[i]], s->type, (char *)p + offset[i] * size));
+    for (int i = 0; i < N_MATRICES; i++) {
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        TRY(load_dense(s, &t, s->type, (char *)p + offset[i] * size));
+    }
     return 0;
 }
 
-static int check_blocks(const gguf_tensor *t) {
+static int check_blocks(const tensor *t) {
     if (k_dequant_can(t->type)) return 0;
     return err_set(ERR_DATA, "tensor '%s': the CUDA backend does not dequantise %s on the device; use --weights dense",
                    t->name, t->type_name);
@@ -153,24 +169,24 @@ static int load_layer_raw(backend_state *s, int layer) {
     raw_layer *r = &w->raw[layer];
     void *p;
     for (int i = 0; i < N_MATRICES; i++) {
-        const gguf_tensor *t = s->m->layer[layer].tensor[matrices[i]];
-        TRY(check_blocks(t));
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        TRY(check_blocks(&t));
         r->offset[i] = r->bytes;
-        r->bytes += (t->bytes + 255) / 256 * 256;
+        r->bytes += (t.bytes + 255) / 256 * 256;
     }
     if (w->way == OFFLOAD) TRY(device_pinned(s->d, r->bytes, "offloaded weights", &p));
     else TRY(device_new(s->d, r->bytes, "weights", &p));
     r->raw = p;
     for (int i = 0; i < N_MATRICES; i++) {
-        const gguf_tensor *t = s->m->layer[layer].tensor[matrices[i]];
-        if (w->way == OFFLOAD) memcpy(r->raw + r->offset[i], t->data, t->bytes);
-        else TRY(device_to(s->d, STREAM_COMPUTE, r->raw + r->offset[i], t->data, t->bytes));
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        if (w->way == OFFLOAD) memcpy(r->raw + r->offset[i], t.data, t.bytes);
+        else TRY(device_to(s->d, STREAM_COMPUTE, r->raw + r->offset[i], t.data, t.bytes));
     }
     return 0;
 }
 
 /* Rows by id come from the file's values, so that they have the same bits in all three ways. */
-static int load_table(backend_state *s, const gguf_tensor *t, table *out) {
+static int load_table(backend_state *s, const tensor *t, table *out) {
     void *p;
     bool here = k_dequant_can(t->type);
     size_t row = here ? row_bytes(t) : (size_t)t->dims[0] * sizeof(float);
@@ -181,7 +197,7 @@ static int load_table(backend_state *s, const gguf_tensor *t, table *out) {
 }
 
 static int load_output_matrix(backend_state *s) {
-    const gguf_tensor *t = s->m->output;
+    const tensor *t = s->m->output.tensor;
     void *p;
     TRY(device_new(s->d, (size_t)t->dims[0] * (size_t)t->dims[1] * dtype_size(s->type), "weights", &p));
     s->w->output_matrix = p;
@@ -222,10 +238,10 @@ static int load(backend_state *s) {
     }
     device_at(s->d, "embedding and output matrix");
     TRY(new_vector(s, (size_t)m->n_embd, &w->output_norm));
-    TRY(load_dense(s, m->output_norm, DTYPE_F32, (char *)w->output_norm));
-    TRY(load_table(s, m->embedding, &w->embedding));
-    if (m->output == m->embedding) w->output = w->embedding;
-    else TRY(load_table(s, m->output, &w->output));
+    TRY(load_dense(s, m->output_norm.tensor, DTYPE_F32, (char *)w->output_norm));
+    TRY(load_table(s, m->embedding.tensor, &w->embedding));
+    if (m->output.tensor == m->embedding.tensor) w->output = w->embedding;
+    else TRY(load_table(s, m->output.tensor, &w->output));
     TRY(w->way == DENSE ? load_output_matrix(s) : new_buffers(s));
     TRY(device_sync(s->d));
     device_release(s->d, w->upload);
@@ -282,9 +298,10 @@ static int unpack(backend_state *s, int layer, const char *raw) {
     size_t offset[N_MATRICES], size = dtype_size(s->type);
     layer_offsets(s->m, offset);
     for (int i = 0; i < N_MATRICES; i++) {
-        const gguf_tensor *t = s->m->layer[layer].tensor[matrices[i]];
-        TRY(k_dequant(s->d, t->type, raw + s->w->raw[layer].offset[i], row_bytes(t), NULL, (size_t)t->dims[1],
-                      (size_t)t->dims[0], s->type, s->w->layer[layer] + offset[i] * size, (size_t)t->dims[0]));
+        tensor t = matrix_of(s->m, layer, matrices[i]);
+        size_t inputs = (size_t)t.dims[0];
+        TRY(k_dequant(s->d, t.type, raw + s->w->raw[layer].offset[i], row_bytes(&t), NULL, (size_t)t.dims[1], inputs,
+                      s->type, s->w->layer[layer] + offset[i] * size, inputs));
     }
     return 0;
 }
