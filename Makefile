@@ -207,6 +207,7 @@ parity: deps
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/families.py
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/from_transformers.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
 	.venv-kvpress/bin/python tests/parity/kvpress_parity.py
 
