@@ -205,6 +205,7 @@ parity: deps
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/tokens.py --check --random 500
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/blocks.py $(MODEL)
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/generate.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/families.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/from_transformers.py

@@ -31,6 +31,9 @@ NOT_RUN = {
         "examples/slurm.sh out/r.csv out/a.h5 out/b.h5 -p rmm -p h2o -b 10%,25% -L 0:64:x2": "needs Slurm (test_shard.py has a mock)",
         "mpirun -n 2 build/gcc-release/kvlag-mpi sim out/a.h5 -o out/r.csv -p rmm -b 10%,25% -L 0:64:x2": "needs MPI",
     },
+    "docs/recipes.md": {
+        "./kvlag trace models/SmolLM2-135M-Instruct.Q4_1.gguf --chat conversation.json -o out/chat.h5 --generate 200 --show": "needs a model with a chat template (test_trace_texts.py has one)",
+    },
     "docs/gpu/README.md": {
         "make gpu-bundle": "compiles for minutes with nvcc",
         "bash tests/gpu/check.sh": "needs a GPU (test_gpu_script.py runs it on fibers)",
