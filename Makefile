@@ -224,10 +224,13 @@ check-ready: all headers unit build/tiny.gguf .venv/ready
 parity: deps
 	@$(MAKE) --no-print-directory all unit build/tiny.gguf .venv-parity/ready .venv-kvpress/ready model
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/tokens.py --check --random 500
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/chat.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/blocks.py $(MODEL)
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/generate.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/families.py
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/from_transformers.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
 	.venv-parity/bin/python tests/parity/resampling.py
 	.venv-kvpress/bin/python tests/parity/kvpress_parity.py

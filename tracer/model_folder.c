@@ -342,14 +342,25 @@ static int read_tokenizer(const model *m, tokenizer **out) {
     return code;
 }
 
-/* chat_template.jinja, or the text in tokenizer_config.json. */
+/* The text under "chat_template", or the one named "default" of several. */
+static const char *template_in(const cJSON *config) {
+    const cJSON *list = get(config, "chat_template"), *x;
+    if (!cJSON_IsArray(list)) return get_word(config, "chat_template");
+    cJSON_ArrayForEach(x, list) {
+        const char *name = get_word(x, "name");
+        if (name && strcmp(name, "default") == 0) return get_word(x, "template");
+    }
+    return NULL;
+}
+
+/* chat_template.jinja, or what tokenizer_config.json holds. */
 static int read_chat_template(const model *m, char **out) {
     char *config;
     TRY(read_file(m->path, "chat_template.jinja", out));
     if (*out) return 0;
     TRY(read_file(m->path, "tokenizer_config.json", &config));
     cJSON *o = config ? cJSON_Parse(config) : NULL;
-    const char *words = get_word(o, "chat_template");
+    const char *words = template_in(o);
     if (words) *out = mem_string(words);
     int code = words && !*out ? ERR_DATA : 0;
     cJSON_Delete(o);

@@ -118,4 +118,4 @@ int tokenizer_split_merge(token_text line, token_merge *out);
 /* GPT-2's expression. */
 extern const char tokenizer_gpt2_pattern[];
 /* *t through steps that rewrite; *owned is its new text, for mem_free (NULL where nothing had to be made). */
-int tokenizer_rewrite(const tokenizer_step *steps, size_t n, token_text *t, char **owned);
+int tokenizer_rewrite(const tokenizer_step *steps, size_t n, const char *file, token_text *t, char **owned);

@@ -161,7 +161,7 @@ static int add_literal(vocabulary *v, size_t i, bool strip_behind) {
     /* SentencePiece looks for user-defined symbols in the text whose spaces are U+2581 already; files write them with
      * spaces. */
     if (!l->normalized) return 0;
-    return tokenizer_rewrite(&v->spaces, 1, &l->text, &v->rewritten[v->f.n_literals - 1]);
+    return tokenizer_rewrite(&v->spaces, 1, v->f.file, &l->text, &v->rewritten[v->f.n_literals - 1]);
 }
 
 /* What merging may make, what is recognised as it is written, and what stands for a byte. */

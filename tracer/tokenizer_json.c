@@ -223,7 +223,7 @@ static int normalize_literals(reader *r) {
     bool any = false;
     for (size_t i = 0; i < r->f.n_literals; i++) {
         if (!r->literals[i].normalized) continue;
-        TRY(tokenizer_rewrite(r->steps, r->f.n_steps, &r->literals[i].text, &r->rewritten[i]));
+        TRY(tokenizer_rewrite(r->steps, r->f.n_steps, r->path, &r->literals[i].text, &r->rewritten[i]));
         any = true;
     }
     return any ? add_step(r, (tokenizer_step){.kind = STEP_LITERALS}) : 0;

@@ -85,6 +85,7 @@ typedef struct rewritten {
 typedef struct encoder {
     const tokenizer *t;
     bool special;
+    size_t n; /* bytes of the text */
     token_list *out;
     size_t id_capacity, offset_capacity, n_before; /* n_before: BOS */
     pcre2_match_data *match;

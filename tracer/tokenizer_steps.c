@@ -11,6 +11,11 @@ static int run(encoder *e, size_t k, const span *s);
 
 /* ---- reading them ----------------------------------------------------------------------------------------------- */
 
+static int check_rewrite(const tokenizer_step *s, const char *file) {
+    if (s->with.n <= TOKENIZER_WITH_MAX && (s->kind != STEP_REPLACE || s->pattern.n)) return 0;
+    return err_set(ERR_DATA, "%s: a replacement of %zu bytes by %zu is not supported", file, s->pattern.n, s->with.n);
+}
+
 static int read_step(tokenizer *t, const tokenizer_step *from, const char *file) {
     step *to = &t->steps[t->n_steps++];
     to->kind = from->kind;
@@ -18,9 +23,7 @@ static int read_step(tokenizer *t, const tokenizer_step *from, const char *file)
     to->inverted = from->inverted;
     if (from->kind == STEP_LITERALS) return 0;
     if (from->kind == STEP_SPLIT) return tokenizer_compile(from->pattern.text, from->pattern.n, file, &to->regex);
-    if (from->with.n > TOKENIZER_WITH_MAX || (from->kind == STEP_REPLACE && !from->pattern.n))
-        return err_set(ERR_DATA, "%s: a replacement of %zu bytes by %zu is not supported", file, from->pattern.n,
-                       from->with.n);
+    TRY(check_rewrite(from, file));
     to->n_pattern = from->pattern.n;
     to->n_with = from->with.n;
     to->pattern = mem_string_n(to->n_pattern ? from->pattern.text : "", to->n_pattern);
@@ -35,7 +38,7 @@ int tokenizer_read_steps(tokenizer *t, const tokenizer_facts *f) {
                        TOKENIZER_STEPS_MAX);
     t->limits = pcre2_match_context_create(NULL);
     if (!t->limits) return err_set(ERR_DATA, "pre-tokenizer: out of memory");
-    pcre2_set_match_limit(t->limits, 1u << 28);
+    pcre2_set_match_limit(t->limits, 1u << 24);
     pcre2_set_depth_limit(t->limits, UINT32_MAX);
     pcre2_set_heap_limit(t->limits, 1u << 20); /* KiB */
     bool cut = false;
@@ -94,6 +97,14 @@ static int take_literals(encoder *e, const literal_set *set, size_t next, const 
 
 /* ---- rewriting -------------------------------------------------------------------------------------------------- */
 
+/* Steps may make a text longer, one after the other; no more than so many times, all together. */
+enum { MOST_GROWTH = 16, MOST_MORE = 4096 };
+
+static int check_growth(const rewritten *r, size_t n, const char *file) {
+    if (r->n <= MOST_MORE || r->n - MOST_MORE <= MOST_GROWTH * n) return 0;
+    return err_set(ERR_DATA, "%s: its steps make more than %d times as much of a text", file, MOST_GROWTH);
+}
+
 static int add(rewritten *r, const char *bytes, size_t n, uint32_t first, uint32_t others) {
     if (n == 0) return 0;
     TRY(mem_grow((void **)&r->text, &r->text_capacity, r->n + n, 1, "text"));
@@ -138,9 +149,11 @@ static int rewrite(rewritten *r, const step *p, const span *s) {
     return 0;
 }
 
-int tokenizer_rewrite(const tokenizer_step *steps, size_t n, token_text *t, char **owned) {
+int tokenizer_rewrite(const tokenizer_step *steps, size_t n, const char *file, token_text *t, char **owned) {
+    size_t before = t->n;
     *owned = NULL;
     for (size_t i = 0; i < n && t->n; i++) {
+        TRY(check_rewrite(&steps[i], file));
         step p = {.kind = steps[i].kind,
                   .pattern = (char *)steps[i].pattern.text,
                   .with = (char *)steps[i].with.text,
@@ -148,6 +161,7 @@ int tokenizer_rewrite(const tokenizer_step *steps, size_t n, token_text *t, char
                   .n_with = steps[i].with.n};
         rewritten r = {0};
         int code = rewrite(&r, &p, &(span){.text = t->text, .n = t->n});
+        if (!code) code = check_growth(&r, before, file);
         mem_free(r.origin);
         mem_free(*owned);
         *owned = r.text;
@@ -257,6 +271,7 @@ static int cut(encoder *e, size_t k, const span *s) {
 static int run_rewritten(encoder *e, size_t k, const span *s) {
     rewritten *r = &e->work[k];
     TRY(rewrite(r, &e->t->steps[k], s));
+    TRY(check_growth(r, e->n, e->t->file));
     span out = {r->text, r->n, r->origin, 0};
     return run(e, k + 1, &out);
 }
@@ -278,5 +293,6 @@ static int run(encoder *e, size_t k, const span *s) {
 
 int tokenizer_run(encoder *e, const char *text, size_t n) {
     span whole = {text, n, NULL, 0};
+    e->n = n;
     return take_literals(e, &e->t->raw, 0, &whole);
 }
