@@ -174,8 +174,12 @@ double changes_threshold(const double *sorted, size_t n, double share) {
 }
 
 /* What is equal to the last digit needs no test, and would only make the others' harder. */
+static bool is_equal(const changes *c, const change *x) {
+    return x->by[c->metric].value == 0;
+}
+
 static bool is_tested(const changes *c, const change *x) {
-    return !x->same && !isnan(x->p[c->metric]);
+    return !is_equal(c, x) && !isnan(x->p[c->metric]);
 }
 
 static int test_all(changes *c) {
@@ -188,6 +192,7 @@ static int test_all(changes *c) {
     mem_free(p);
     for (size_t i = 0; i < c->n; i++) {
         change *x = &c->item[i];
+        c->unknown += !is_equal(c, x) && !is_tested(c, x);
         x->significant = is_tested(c, x) && x->p[c->metric] <= most;
         c->better += x->significant && x->by[c->metric].value < 0;
         c->worse += x->significant && x->by[c->metric].value > 0;

@@ -41,7 +41,8 @@ typedef struct changes {
     size_t shown[RESULTS_METRICS]; /* the tested one, then the others that both have, lost mass among them */
     size_t n_shown;
     size_t n_same;
-    size_t tested, better, worse; /* that differ and have a p value; significantly so */
+    size_t tested, better, worse; /* that differ in the tested metric and have a p value; significantly so */
+    size_t unknown;               /* that have none, unless the metric is equal on both sides */
     bool same;                    /* nothing differs at all */
 } changes;
 

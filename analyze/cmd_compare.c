@@ -133,7 +133,7 @@ static void print_summary(const job *j) {
                c->n);
         return;
     }
-    if (!c->tested && c->n_same < c->n) {
+    if (!c->tested && c->unknown) {
         printf("%zu configurations are in both; whether %s changed more than by chance is not known, since one of them "
                "has no FILE.blocks.h5 beside it.\n",
                c->n, column);
@@ -143,7 +143,7 @@ static void print_summary(const job *j) {
         "%zu of %zu configurations changed significantly in %s (%s; Benjamini and Hochberg, 10 %% false): %zu better, "
         "%zu worse; %zu did not change at all.\n",
         c->better + c->worse, c->n, column, j->paired ? "paired" : "unpaired", c->better, c->worse, c->n_same);
-    if (j->a.results->uncalibrated != j->b.results->uncalibrated)
+    if (results_metrics[c->metric].kind == METRIC_LOSS && j->a.results->uncalibrated != j->b.results->uncalibrated)
         printf(
             "One of them is uncalibrated: changes of estimates are partly those of the calibration; lost mass is free "
             "of it.\n");

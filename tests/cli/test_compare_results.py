@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 
@@ -130,7 +131,9 @@ def test_unpaired_is_less_sure(folder):
 
 def test_without_blocks_changes_are_listed(folder, tmp_path):
     shutil.copy(folder / "some.csv", tmp_path / "b.csv")
-    said = compare(folder / "a.csv", tmp_path / "b.csv")
+    done = kvlag("compare", folder / "a.csv", tmp_path / "b.csv")
+    assert done.returncode == 0 and b"there is no b.blocks.h5 beside it" in done.stderr
+    said = done.stdout.decode()
     assert "whether dloss_est changed more than by chance is not known" in said and " *" not in said
     told = json.loads(compare(folder / "a.csv", tmp_path / "b.csv", "--json"))
     assert told["tested"] == 0 and all(c["dloss_est"]["p"] is None for c in told["configurations"])
@@ -153,3 +156,70 @@ def test_wrong_calls(folder):
     for args in (), ("a.csv",), ("a.csv", "all.csv", "some.csv"):
         refused(folder, 2, "two results files", "compare", *args)
     refused(folder, 1, "none.csv", "compare", "a.csv", "none.csv")
+
+
+def calibrated(folder, out, scale):
+    families = {name: {"n": 2, "log_c": math.log(scale)} for name in ("window", "static", "attention", "oracle")}
+    told = {"format": "kvlag-calibration", "version": 1, "model": "tiny", "n_tokens": 300, "budgets": "40", "n": 9,
+            "log_c": math.log(scale), "s": 0.3, "families": families}  # fmt: skip
+    (folder / "c.json").write_text(json.dumps(told))
+    return sim(folder / out, *WORK, "--calibration", folder / "c.json")
+
+
+def test_two_calibrations(tmp_path):
+    """Every KL grows by a fifth, in every resample: all are worse, and what is free of calibration did not move."""
+    calibrated(tmp_path, "a.csv", 1.0)
+    calibrated(tmp_path, "b.csv", 1.2)
+    told = json.loads(compare(tmp_path / "a.csv", tmp_path / "b.csv", "--json"))
+    assert (told["better"], told["worse"], told["unchanged"], told["in_both"]) == (0, 20, 0, 20)
+    for c in told["configurations"]:
+        assert c["kl_est"]["b"] / c["kl_est"]["a"] == pytest.approx(1.2, rel=1e-6) and c["kl_est"]["lo"] > 0
+        assert (c["lost_mass"]["change"], c["lost_mass"]["p"]) == (0, 1)
+
+
+def test_one_side_is_uncalibrated(folder, tmp_path):
+    said = compare(calibrated(tmp_path, "a.csv", 1.0), folder / "a.csv")
+    assert said.splitlines()[-1].startswith("One of them is uncalibrated")
+    assert "One of them" not in compare(tmp_path / "a.csv", tmp_path / "a.csv")
+
+
+def test_seeds_are_configurations_of_their_own(tmp_path):
+    for seed in 1, 2:
+        sim(tmp_path / f"{seed}.csv", "-p", "random", "-p", "h2o", "-b", "25%", "--seed", seed)
+    told = json.loads(compare(tmp_path / "1.csv", tmp_path / "2.csv", "--json"))
+    assert [c["spec"] for c in told["configurations"]] == ["h2o"] and (told["in_both"], told["unchanged"]) == (1, 1)
+    assert [[c["spec"] for c in told[side]] for side in ("only_in_a", "only_in_b")] == [["random(seed=1)"], ["random(seed=2)"]]
+    assert not told["same"]
+
+
+def test_metrics_in_common(folder, tmp_path):
+    """Also: what is equal in the tested metric is not tested, though the files differ in another."""
+    for metric in "lost_mass", "out_err":
+        sim(tmp_path / f"{metric}.csv", "-p", "h2o", "-b", "25%", "--metrics", metric)
+    text = (tmp_path / "out_err.csv").read_text()
+    (tmp_path / "none.csv").write_text(re.sub(r"\blost_mass,out_err\b", "x,y", text))
+    done = kvlag("compare", tmp_path / "lost_mass.csv", tmp_path / "none.csv", "-q")
+    assert done.returncode == 1 and b"none.csv have none of dloss_est" in done.stderr and not done.stdout
+    said = compare(tmp_path / "lost_mass.csv", tmp_path / "out_err.csv")
+    assert "0 of 1 configurations changed significantly in lost_mass" in said
+    assert "One of them" not in compare(folder / "a.csv", tmp_path / "lost_mass.csv")
+    told = json.loads(compare(tmp_path / "lost_mass.csv", tmp_path / "out_err.csv", "--json"))
+    assert (told["tested"], told["unchanged"], told["same"]) == (0, 0, False)
+    told = json.loads(compare(folder / "a.csv", tmp_path / "lost_mass.csv", "--json"))
+    assert told["metric"] == "lost_mass" and [c["lost_mass"]["change"] for c in told["configurations"]] == [0]
+    assert "kl_est" not in told["configurations"][0]
+
+
+def test_table_says_what_json_says(folder):
+    told = json.loads(compare(folder / "a.csv", folder / "some.csv", "--json"))
+    lines = compare(folder / "a.csv", folder / "some.csv").splitlines()
+    shown = {tuple(w[:2]): w for w in map(str.split, lines) if len(w) > 5 and w[1] in ("10%", "25%")}
+    plain = [c for c in told["configurations"] if c["lag"] is None]
+    assert len(plain) == 8
+    for c in plain:
+        _, _, _, a, b, change, interval, p, *star = shown[c["name"], c["budget_asked"]]
+        d = c["dloss_est"]
+        assert [float(x) for x in (a, b)] == pytest.approx([d["a"], d["b"]], rel=1e-3)
+        assert float(change) == pytest.approx(d["change"], rel=1e-2) and float(p) == pytest.approx(d["p"], rel=0.1)
+        assert [float(x) for x in interval.split("..")] == pytest.approx([d["lo"], d["hi"]], rel=1e-2)
+        assert bool(star) == c["significant"]
