@@ -5,8 +5,8 @@
 #include "base/outfile.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "tracer/answers.h"
 #include "tracer/capture.h"
-#include "tracer/generate.h"
 #include "tracer/plugin.h"
 #include "tracer/resume.h"
 #include "tracer/texts.h"
@@ -39,8 +39,7 @@ typedef struct job {
     text_list texts;
     resume *journal;
     capture capture;
-    size_t taken;                         /* sequences that were there already */
-    double generated, generating_seconds; /* tokens */
+    size_t taken; /* sequences that were there already */
 } job;
 
 static int32_t tokens_of(const text_sequence *s) {
@@ -48,9 +47,7 @@ static int32_t tokens_of(const text_sequence *s) {
 }
 
 static double all_tokens(const job *j, size_t first) {
-    double tokens = 0;
-    for (size_t i = first; i < j->texts.n; i++) tokens += (double)j->texts.item[i].n;
-    return tokens;
+    return texts_tokens(&j->texts, first);
 }
 
 static int inputs_of(const job *j, const char ***inputs, int *n) {
@@ -95,82 +92,18 @@ static int open_journal(job *j) {
     return code;
 }
 
-/* ---- answers ---------------------------------------------------------------------------------------------------- */
-
-/* The answer of a text: from the journal, or from the model. */
-static int answer_one(job *j, generator *g, size_t i, int32_t *answer, double *done) {
-    text_sequence *s = &j->texts.item[i];
-    size_t n;
-    if (j->journal && i < resume_answers(j->journal)) {
-        TRY(resume_take_answer(j->journal, answer, (size_t)j->answers.n, &n));
-        progress_at(*done += (double)(s->n + n));
-    } else {
-        int code = generate_answer(g, s->id, s->n, (uint32_t)i, answer, &n, done);
-        if (code) return err_prefix(code, "%s", s->name);
-        if (j->journal) TRY(resume_add_answer(j->journal, answer, n));
-    }
-    return texts_append(&j->ask, j->tokenizer, answer, n, s);
-}
-
-static void show(const text_sequence *s, bool ended) {
-    int64_t from = s->offset[s->n_given], end = s->offset[s->n - ended];
-    fwrite(s->pieces.data + from, 1, (size_t)(end - from), stdout);
-    putchar('\n');
-}
-
-static void say_answers(const job *j, const generator *g, double seconds) {
-    size_t ended = 0;
-    double tokens = 0;
-    for (size_t i = 0; i < j->texts.n; i++) {
-        const text_sequence *s = &j->texts.item[i];
-        bool ends = generate_ends(g, s->id[s->n - 1]);
-        say_more("%s: %zu tokens generated, %s", s->name, s->n - s->n_given,
-                 ends ? "the model ended there" : "as many as were asked for");
-        if (j->set->show) show(s, ends);
-        ended += ends;
-        tokens += (double)(s->n - s->n_given);
-    }
-    say("%.0f tokens generated in %.2f s, %s; %zu of %zu answers ended by themselves", tokens, seconds,
-        j->answers.temperature > 0 ? "drawn" : "the most likely ones", ended, j->texts.n);
-}
-
-static int answer_with(job *j, generator *g, int32_t *answer) {
-    double start = progress_seconds(), done = 0;
-    int code = 0;
-    progress_begin("generate", "tokens", all_tokens(j, 0) + (double)j->texts.n * j->answers.n);
-    for (size_t i = 0; i < j->texts.n && !code; i++) code = answer_one(j, g, i, answer, &done);
-    progress_end();
-    if (!code) say_answers(j, g, progress_seconds() - start);
-    return code;
-}
-
-/* An answer that ends at once leaves nothing to count: its text is left out, unless it is the only one. */
-static int leave_out(job *j) {
-    size_t n_short = 0;
-    for (size_t i = 0; i < j->texts.n; i++) n_short += j->texts.item[i].n < j->texts.item[i].n_given + 2;
-    if (n_short == j->texts.n)
-        return err_set(ERR_DATA, "%s: the model ends its answer at once; no step is left to count",
-                       j->texts.item[0].name);
-    for (size_t i = j->texts.n; i-- > 0 && j->ask.prompt < 0;) {
-        const text_sequence *s = &j->texts.item[i];
-        if (s->n >= s->n_given + 2) continue;
-        say("%s: the model ends its answer at once; the text is left out", s->name);
-        text_list_drop(&j->texts, i);
-    }
-    for (size_t i = 0; i < j->texts.n; i++) TRY(texts_check(&j->ask, &j->texts.item[i]));
-    return 0;
-}
-
-static int answer_all(job *j) {
-    generator *g;
+static int answer_texts(job *j) {
+    const answers how = {.ask = &j->ask,
+                         .generate = &j->answers,
+                         .model = j->model,
+                         .backend = j->capture.backend,
+                         .state = j->capture.state,
+                         .tokenizer = j->tokenizer,
+                         .journal = j->journal,
+                         .show = j->set->show};
     if (!j->ask.generate) return 0;
     TRY(check_output(j));
-    TRY(generator_new(&j->answers, j->model, j->capture.backend, j->capture.state, j->tokenizer, &g));
-    int32_t *answer = mem_new((size_t)j->answers.n, sizeof *answer, "answer");
-    int code = answer ? answer_with(j, g, answer) : ERR_DATA;
-    mem_free(answer);
-    generator_free(g);
-    return code ? code : leave_out(j);
+    return answers_add(&how, &j->texts);
 }
 
 /* ---- the plan --------------------------------------------------------------------------------------------------- */
@@ -375,7 +308,7 @@ static int compute(job *j) {
     c->pool = j->pool;
     c->seed = (uint64_t)j->set->seed;
     TRY(open_journal(j));
-    TRY(answer_all(j));
+    TRY(answer_texts(j));
     TRY(make_plan(j));
     TRY(begin_file(j));
     announce(j);
@@ -511,7 +444,7 @@ int cmd_trace(int argc, char **argv) {
         {"prompt", 0, OPT_INT, true, &s.prompt, "N",
          "the first N steps see everything (default: the prompt where a text has one, else 0)", 0, INT32_MAX},
         {"generate", 0, OPT_INT, true, &s.generate, "N",
-         "let the model continue each text, or its prompt, by up to N tokens; the text so far is the prompt", 1,
+         "let the model continue each text, or its prompt, by up to N tokens; the text so far is the prompt", 2,
          INT32_MAX},
         {"temperature", 0, OPT_TEXT, true, &s.temperature, "X",
          "draw the tokens generated (default 0: take the most likely one)", 0, 0},

@@ -25,6 +25,12 @@ void text_list_drop(text_list *l, size_t i) {
     memmove(l->item + i, l->item + i + 1, (--l->n - i) * sizeof *l->item);
 }
 
+double texts_tokens(const text_list *l, size_t first) {
+    double tokens = 0;
+    for (size_t i = first; i < l->n; i++) tokens += (double)l->item[i].n;
+    return tokens;
+}
+
 /* ---- tokens ----------------------------------------------------------------------------------------------------- */
 
 /* A document as tokens, before it is cut. */

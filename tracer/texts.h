@@ -29,6 +29,7 @@ typedef struct text_list {
 } text_list;
 void text_list_free(text_list *l);
 void text_list_drop(text_list *l, size_t i);
+double texts_tokens(const text_list *l, size_t first); /* of sequences first, first+1 ... together */
 
 typedef struct text_ask {
     const char *const *path;

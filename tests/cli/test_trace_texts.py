@@ -344,6 +344,25 @@ def test_an_answer_needs_room(tiny, tmp_path):
             "trace", tiny, "-", "-o", "t.h5", "--generate", 2041, input=PROMPT)  # fmt: skip
 
 
+PLUGIN = Path(KVLAG).parent / "kvlag-fibers.so"
+
+
+@pytest.mark.skipif(not PLUGIN.exists(), reason="kvlag-fibers.so is not built (make unit)")
+def test_the_cuda_backend_answers_and_is_taken_up(tiny, tmp_path):
+    env = {**os.environ, "KVLAG_CUDA_PLUGIN": str(PLUGIN)}
+    want = traced(tmp_path, tiny, "-", GENESIS, "--tokens", 8, "--generate", 12, input=PROMPT)
+    args = [tiny, "-", GENESIS, "--tokens", 8, "--generate", 12, "--backend", "cuda"]
+    trace(*args, "-o", tmp_path / "t.h5", "--force", input=PROMPT, env=env)
+    seqs, _ = read(tmp_path / "t.h5")
+    assert [s.ids for s in seqs] == [s.ids for s in want]
+    (tmp_path / "x.h5.partial").touch()
+    os.link(tmp_path / "x.h5.partial", tmp_path / "kept")
+    trace(*args, "-o", tmp_path / "x.h5", "--resume", input=PROMPT, env=env)
+    os.replace(tmp_path / "kept", tmp_path / "x.h5.partial")
+    assert taken_up(kvlag("trace", *args, "-o", tmp_path / "x.h5", "--resume", "--force", input=PROMPT, env=env)) == (2, 2)
+    assert (tmp_path / "x.h5").read_bytes() == (tmp_path / "t.h5").read_bytes()
+
+
 # ---- conversations ---------------------------------------------------------------------------------------------------
 
 ASKED = [{"role": "user", "content": "Who divided the light?"}]
@@ -401,7 +420,7 @@ def test_conversations_that_are_refused(tiny, chatty, tmp_path):
     (["--stride", 0, "--tokens", 4], "--stride: 0 is out of range"),
     (["--skip", 50], "a.txt: --skip 50 leaves none of its 8 tokens"),
     (["--skip", -1], "--skip: -1 is out of range"),
-    (["--generate", 0], "--generate: 0 is out of range"),
+    (["--generate", 1], "--generate: 1 is out of range (2 to"),
     (["--temperature", 1], "--temperature is for tokens that --generate makes"),
     (["--top-p", 0.5], "--top-p is for tokens that --generate makes"),
     (["--show"], "--show is for tokens that --generate makes"),
@@ -427,7 +446,7 @@ def test_an_output_that_cannot_be_is_found_before_anything_is_generated(tiny, tm
 
 # ---- taken up --------------------------------------------------------------------------------------------------------
 
-ASK = ["--tokens", "150", "--stride", "90", "--generate", "20", "--temperature", "1", "--gradients", "fisher:2"]
+ASK = ["--tokens", "100", "--stride", "90", "--generate", "20", "--temperature", "1", "--gradients", "fisher:2"]
 
 
 @pytest.fixture(scope="module")
