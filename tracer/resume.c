@@ -4,6 +4,7 @@
 #include "base/partial.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "traces/writer_calls.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -9,7 +9,6 @@
  * All functions return 0 or an error code with an err_ message that names file, dataset and place. */
 #pragma once
 
-#include "base/partial.h"
 #include "base/pool.h"
 
 #include <stdbool.h>
@@ -199,19 +198,6 @@ int trace_write_logits(trace_writer *w, const float *target_logprob, const uint8
                        const int32_t *topk_id, const float *topk_logprob);
 /* logits/full, rows row0 .. row0+n-1 in order, [n, n_vocab] f32. */
 int trace_write_full_logits(trace_writer *w, int32_t row0, int32_t n, const float *logits);
-
-/* A sequence's work, kept and done again. From now on, until it is NULL, every call above that gives values to the
- * current sequence first hands them to `take`, as up to TRACE_TAP_PARTS parts that make up one record; a code other
- * than 0 stops the call. `tap` must outlive its use. */
-enum { TRACE_TAP_PARTS = 6 };
-typedef struct trace_tap {
-    int (*take)(void *context, const partial_part *parts, size_t n);
-    void *context;
-} trace_tap;
-void trace_writer_tap(trace_writer *w, const trace_tap *tap);
-/* Repeat the call that a record of n bytes was made of, 8-byte aligned: after trace_write_sequence with the same facts
- * and plan, in the same order, the file gets the same bytes. The record is not handed to a tap. */
-int trace_writer_repeat(trace_writer *w, const void *record, size_t n);
 
 /* Seconds so far: packing, summed over the threads that packed; writing, by the writer's own thread; and how long the
  * caller waited for that thread. */

@@ -1,5 +1,6 @@
 /* Calls of a writer as records, and records as calls. */
 #include "base/mem.h"
+#include "traces/writer_calls.h"
 #include "traces/writer_private.h"
 
 #include <string.h>

@@ -11,6 +11,7 @@
 #include "traces/content_hash.h"
 #include "traces/hdf.h"
 #include "traces/trace.h"
+#include "traces/writer_calls.h"
 #include "traces/zstd_filter.h"
 
 enum { N_ARRAYS = TRACE_V + 1, WRITER_RANK = 5 /* dimensions, at most */ };
