@@ -65,23 +65,16 @@ static int parse(advise *a, int argc, char **argv) {
     return 0;
 }
 
-static int join(const advise *a, const char *name, char **out) {
-    text t = {0};
-    int code = text_add(&t, "%s%s%s", a->folder, a->folder[strlen(a->folder) - 1] == '/' ? "" : "/", name);
-    *out = t.data;
-    return code;
-}
-
 /* The sweep takes a while: what would be refused after it is refused before. */
 static int check_folder(advise *a) {
-    TRY(join(a, "results.csv", &a->results));
-    TRY(join(a, "lifetimes.h5", &a->lifetimes));
-    TRY(join(a, "lifetimes.csv", &a->lifetimes_csv));
+    TRY(text_path(a->folder, "results.csv", &a->results));
+    TRY(text_path(a->folder, "lifetimes.h5", &a->lifetimes));
+    TRY(text_path(a->folder, "lifetimes.csv", &a->lifetimes_csv));
     TRY(outfile_make_folder(a->folder));
     static const char *const names[] = {"results.csv", "report.html", "report.md", "summary.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names && !a->force; i++) {
         char *path;
-        TRY(join(a, names[i], &path));
+        TRY(text_path(a->folder, names[i], &path));
         int code =
             access(path, F_OK) == 0 ? err_set(ERR_USAGE, "%s: already there (use --force to replace it)", path) : 0;
         mem_free(path);

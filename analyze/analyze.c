@@ -100,15 +100,15 @@ static int list_names(text *formats, text *figures) {
 
 static int parse(analyze *a, const char *formats, const char *figures, int argc, char **argv) {
     const opt table[] = {
-        {"output", 'o', OPT_FILE, false, &a->folder, "DIR", "folder for the report and the figures, made if it is not there", 0,
-         0},
+        {"output", 'o', OPT_FILE, false, &a->folder, "DIR",
+         "folder for the report and the figures, made if it is not there", 0, 0},
         {"figures", 0, OPT_WORDS, true, &a->figures, figures, "which figures (default: all)", 0, 0},
         {"format", 0, OPT_WORDS, true, &a->formats, formats, "kinds of pictures (default: png)", 0, 0},
         {"lifetimes", 0, OPT_FILE, true, &a->lifetimes, "FILE.h5", "what sim --lifetimes wrote: retention, text, lost",
          0, 0},
         {"trace", 0, OPT_FILE, true, &a->trace, "FILE.h5", "the trace, for its text and where the prompt ends", 0, 0},
-        {"report", 0, OPT_CHOICE, false, &a->report, "yes|no",
-         "report.html, report.md and summary.json (default: yes)", 0, 0},
+        {"report", 0, OPT_CHOICE, false, &a->report, "yes|no", "report.html, report.md and summary.json (default: yes)",
+         0, 0},
         {"max-loss", 0, OPT_TEXT, true, &a->max_loss_text, "X",
          "put first the smallest budget at which a policy loses at most X", 0, 0},
         {"json", 0, OPT_FLAG, false, &a->json, NULL, "print summary.json instead of the tables", 0, 0},
@@ -138,8 +138,8 @@ static int read_options(analyze *a, int argc, char **argv) {
     say_level(a->quiet ? SAY_QUIET : a->verbose ? SAY_MORE : SAY_NORMAL);
     if (!a->files.n) return err_set(ERR_USAGE, "analyze: no results file (kvlag analyze FILE.csv... -o DIR)");
     if (!a->folder || !*a->folder) return err_set(ERR_USAGE, "analyze: no folder for the figures (-o DIR)");
-    a->written = (written){
-        .folder = a->folder, .force = a->force, .inputs = a->files.item, .n_inputs = (int)a->files.n};
+    a->written =
+        (written){.folder = a->folder, .force = a->force, .inputs = a->files.item, .n_inputs = (int)a->files.n};
     TRY(read_max_loss(a));
     TRY(read_formats(a));
     for (size_t k = 0; k < a->n_formats; k++)

@@ -1,4 +1,5 @@
 #include "analyze/bootstrap.h"
+#include "analyze/statistics.h"
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/rng.h"
@@ -20,9 +21,9 @@ struct bootstrap {
     uint64_t seed;
     size_t n_sequences, per_resample;
     bool whole;
-    uint16_t *times;  /* [R][n_sequences] or [R][n_sequences][64]: how often each is drawn */
-    double widen;     /* deviations from the estimate, by this factor */
-    double **kept;    /* [n_configs][RESULTS_METRICS] replicates, or NULL */
+    uint16_t *times; /* [R][n_sequences] or [R][n_sequences][64]: how often each is drawn */
+    double widen;    /* deviations from the estimate, by this factor */
+    double **kept;   /* [n_configs][RESULTS_METRICS] replicates, or NULL */
 };
 
 /* ---- drawing ---------------------------------------------------------------------------------------------------- */
@@ -206,11 +207,6 @@ int bootstrap_replicates(bootstrap *b, const result *config, size_t metric, cons
 
 /* ---- questions -------------------------------------------------------------------------------------------------- */
 
-static int ascending(const void *pa, const void *pb) {
-    double a = *(const double *)pa, b = *(const double *)pb;
-    return (a > b) - (a < b);
-}
-
 /* The p point of n sorted values, between neighbours in proportion. */
 static double point(const double *sorted, size_t n, double p) {
     double at = p * (double)(n - 1);
@@ -226,7 +222,7 @@ int bootstrap_interval(double value, const double *replicate, estimate *out) {
     double *sorted = mem_new(R, sizeof *sorted, "replicates");
     if (!sorted) return ERR_DATA;
     memcpy(sorted, replicate, R * sizeof *sorted);
-    qsort(sorted, R, sizeof *sorted, ascending);
+    statistics_sort(sorted, R);
     out->lo = point(sorted, R, (1 - BOOTSTRAP_LEVEL) / 2);
     out->hi = point(sorted, R, (1 + BOOTSTRAP_LEVEL) / 2);
     mem_free(sorted);

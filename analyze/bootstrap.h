@@ -61,8 +61,8 @@ int bootstrap_estimate(bootstrap *b, const result *config, size_t metric, estima
  * are equal in all of them. */
 int bootstrap_difference(bootstrap *b, const result *a, const result *c, size_t metric, estimate *out, double *p);
 
-/* The same between configurations of two results, each with its own resamples. With one seed and the same sequences both
- * drew the same blocks, and the same errors of calibration for the same configuration: the difference is paired. With two
- * seeds it is not. */
+/* The same between configurations of two results, each with its own resamples. With one seed and the same sequences
+ * both drew the same blocks, and the same errors of calibration for the same configuration: the difference is paired.
+ * With two seeds it is not. */
 int bootstrap_difference_between(bootstrap *b_a, const result *a, bootstrap *b_c, const result *c, size_t metric,
                                  estimate *out, double *p);

@@ -325,6 +325,13 @@ int canvas_spread(double *places, size_t n, double gap) {
     return code;
 }
 
+int canvas_add_budget(text *t, const results *r, size_t budget, double at) {
+    TRY(text_add(t, "set label "));
+    TRY(canvas_quote(t, r->budgets[budget].asked, 8));
+    return text_add(t, " at graph 1.02, graph %.4f left front font ',%g' textcolor '%s'\n", at, CANVAS_LABEL_FONT,
+                    canvas_colour(budget));
+}
+
 const char *canvas_colour(size_t i) {
     static const char *const colours[CANVAS_COLOURS] = {"#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00",
                                                         "#56B4E9", "#000000", "#882255", "#999933"};

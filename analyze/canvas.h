@@ -80,6 +80,9 @@ double axis_step(double span, double n);
  * Least squares: overlapping labels form a block around their mean (pool adjacent violators). 0 or ERR_DATA. */
 int canvas_spread(double *places, size_t n, double gap);
 
+/* Write budget `budget` of the results beside the panel's right edge, `at` of its height up, in the budget's colour. */
+int canvas_add_budget(text *t, const results *r, size_t budget, double at);
+
 /* Colours that remain apart for colour-blind readers: Okabe and Ito, "Color Universal Design" (2008), without the
  * yellow, which is lost on white, then two of Paul Tol's muted scheme. Repeats after CANVAS_COLOURS. */
 const char *canvas_colour(size_t i);

@@ -1,5 +1,6 @@
 #include "analyze/changes.h"
 #include "analyze/provenance.h"
+#include "analyze/statistics.h"
 #include "base/err.h"
 #include "base/mem.h"
 
@@ -162,11 +163,6 @@ static bool same_values(const change *c) {
     return true;
 }
 
-static int ascending(const void *pa, const void *pb) {
-    double a = *(const double *)pa, b = *(const double *)pb;
-    return (a > b) - (a < b);
-}
-
 double changes_threshold(const double *sorted, size_t n, double share) {
     for (size_t k = n; k > 0; k--)
         if (sorted[k - 1] <= share * (double)k / (double)n) return sorted[k - 1];
@@ -187,7 +183,7 @@ static int test_all(changes *c) {
     if (!p) return ERR_DATA;
     for (size_t i = 0; i < c->n; i++)
         if (is_tested(c, &c->item[i])) p[c->tested++] = c->item[i].p[c->metric];
-    qsort(p, c->tested, sizeof *p, ascending);
+    statistics_sort(p, c->tested);
     double most = changes_threshold(p, c->tested, CHANGES_FALSE);
     mem_free(p);
     for (size_t i = 0; i < c->n; i++) {

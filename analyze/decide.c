@@ -1,4 +1,5 @@
 #include "analyze/decide.h"
+#include "analyze/statistics.h"
 #include "base/err.h"
 #include "base/mem.h"
 
@@ -56,6 +57,12 @@ int lag_curves_find(const results *r, size_t metric, lag_curves *out) {
     return 0;
 }
 
+bool lag_curves_opens_series(const lag_curves *c, size_t i) {
+    for (size_t k = 0; k < i; k++)
+        if (result_same_series(c->item[i].point[0], c->item[k].point[0])) return false;
+    return true;
+}
+
 void lag_curves_free(lag_curves *c) {
     for (size_t i = 0; i < c->n; i++) mem_free(c->item[i].point);
     mem_free(c->item);
@@ -91,28 +98,13 @@ static int sample_curve(bootstrap *b, const lag_curve *c, size_t metric, sampled
 
 /* ---- the knee --------------------------------------------------------------------------------------------------- */
 
-typedef struct pooled {
-    double mean;
-    size_t n;
-} pooled;
-
-/* Make y fall down to its lowest point by least squares, and stay level from there. pool: [n]. */
-static void fall(double *y, size_t n, pooled *pool) {
-    size_t lowest = 0, pools = 0;
+/* Make y fall down to its lowest point by least squares, and stay level from there. */
+static void fall(double *y, size_t n, statistics_pool *pool) {
+    size_t lowest = 0;
     for (size_t i = 1; i < n; i++)
         if (y[i] < y[lowest]) lowest = i;
-    for (size_t i = 0; i <= lowest; i++) {
-        pool[pools++] = (pooled){y[i], 1};
-        for (; pools > 1 && pool[pools - 1].mean >= pool[pools - 2].mean; pools--) {
-            pooled *a = &pool[pools - 2], *b = &pool[pools - 1];
-            a->mean = (a->mean * (double)a->n + b->mean * (double)b->n) / (double)(a->n + b->n);
-            a->n += b->n;
-        }
-    }
-    size_t i = 0;
-    for (size_t k = 0; k < pools; k++)
-        for (size_t j = 0; j < pool[k].n; j++) y[i++] = pool[k].mean;
-    for (; i < n; i++) y[i] = pool[pools - 1].mean;
+    statistics_fall(y, lowest + 1, pool);
+    for (size_t i = lowest + 1; i < n; i++) y[i] = y[lowest];
 }
 
 /* Depth under the chord at point i, as a share of the fall. */
@@ -130,9 +122,9 @@ static size_t deepest(const double *x, const double *y, size_t n) {
 
 /* Room for the resampled curves of one knee. */
 typedef struct knee_work {
-    double *x, *y;       /* [n] positions of the lags; a curve */
-    pooled *pool;        /* [n] */
-    double *depth, *lag; /* [R] */
+    double *x, *y;         /* [n] positions of the lags; a curve */
+    statistics_pool *pool; /* [n] */
+    double *depth, *lag;   /* [R] */
 } knee_work;
 
 static int knee_work_new(size_t n, knee_work *w, void **block) {
@@ -195,11 +187,6 @@ int decide_knee(bootstrap *b, const lag_curve *c, size_t metric, knee *out) {
 
 /* ---- the lag to recommend --------------------------------------------------------------------------------------- */
 
-static int ascending(const void *pa, const void *pb) {
-    double a = *(const double *)pa, b = *(const double *)pb;
-    return (a > b) - (a < b);
-}
-
 static size_t lowest(const sampled *s) {
     size_t best = 0;
     for (size_t i = 1; i < s->n; i++)
@@ -250,11 +237,11 @@ static void compare_lags(const sampled *s, size_t best, lag_work *w) {
         if (i == best) continue;
         for (size_t k = 0; k < R; k++) w->difference[k] = s->replicate[i][k] - s->replicate[best][k];
         memcpy(w->sorted, w->difference, R * sizeof *w->sorted);
-        qsort(w->sorted, R, sizeof *w->sorted, ascending);
+        statistics_sort(w->sorted, R);
         w->p[i] = share_below(w->sorted, R, 0);
         for (size_t k = 0; k < R; k++) w->least[k] = fmin(w->least[k], share_below(w->sorted, R, w->difference[k]));
     }
-    qsort(w->least, R, sizeof *w->least, ascending);
+    statistics_sort(w->least, R);
 }
 
 static size_t recommend(const sampled *s, size_t best, lag_work *w) {

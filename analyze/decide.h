@@ -21,6 +21,9 @@ typedef struct lag_curves {
 int lag_curves_find(const results *r, size_t metric, lag_curves *out);
 void lag_curves_free(lag_curves *c);
 
+/* Curve i is the first of its series; others are the same at other budgets and pending. */
+bool lag_curves_opens_series(const lag_curves *c, size_t i);
+
 /* Where lags stand on an axis: 0 at 0, 1 at 1, and every doubling one further. */
 double lag_position(double lag);
 
@@ -61,7 +64,8 @@ typedef struct gain {
     const result
         *oracle;     /* the better oracle with hold=lag at L under the same budget, sinks, pending, schedule; NULL */
     estimate closed; /* share: gain / (loss(lag 0) - loss(oracle)); NaN with a reason in closed_why */
-    const char *closed_why; /* NULL, or why `closed` is not available: "no oracle(...,hold=lag) with these sinks at this lag", ... */
+    const char *closed_why; /* NULL, or why `closed` is not available: "no oracle(...,hold=lag) with these sinks at this
+                               lag", ... */
 } gain;
 /* *out [c->n], owned by the caller (mem_free). Curves of oracles have no oracle of their own. */
 int decide_gains(bootstrap *b, const results *r, const lag_curve *c, size_t metric, gain **out);

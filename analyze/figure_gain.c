@@ -153,12 +153,7 @@ static int add_budget_labels(gain_plot *p, bool is_free, bool closed, axis y) {
         at[n++] = axis_place(y, closed ? c->gains[last - 1].closed.value : c->gains[last - 1].gain.value);
     }
     TRY(canvas_spread(at, n, 0.1));
-    for (size_t i = 0; i < n; i++) {
-        TRY(text_add(t, "set label "));
-        TRY(canvas_quote(t, p->in->results->budgets[labelled[i]->budget].asked, 8));
-        TRY(text_add(t, " at graph 1.02, graph %.4f left front font ',%g' textcolor '%s'\n", at[i], CANVAS_LABEL_FONT,
-                     canvas_colour(labelled[i]->budget)));
-    }
+    for (size_t i = 0; i < n; i++) TRY(canvas_add_budget(t, p->in->results, labelled[i]->budget, at[i]));
     return 0;
 }
 
@@ -307,9 +302,7 @@ static int draw_metric(const figure_input *in, figure_list *list, size_t metric,
     int code = lag_curves_find(in->results, metric, &all);
     for (size_t i = 0; i < all.n && !code; i++) {
         const result *c = all.item[i].point[0];
-        bool first = !result_is_oracle(c);
-        for (size_t k = 0; k < i && first; k++) first = !result_same_series(c, all.item[k].point[0]);
-        if (!first) continue;
+        if (result_is_oracle(c) || !lag_curves_opens_series(&all, i)) continue;
         *any = true;
         code = draw_series(in, list, metric, &all, c);
     }

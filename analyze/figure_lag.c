@@ -213,12 +213,7 @@ static int add_budget_labels(lag_plot *p, axis y) {
             at[n++] = axis_place(y, p->lines[i].end);
         }
     TRY(canvas_spread(at, n, 0.075));
-    for (size_t i = 0; i < n; i++) {
-        TRY(text_add(t, "set label "));
-        TRY(canvas_quote(t, p->in->results->budgets[labelled[i]->budget].asked, 8));
-        TRY(text_add(t, " at graph 1.02, graph %.4f left front font ',%g' textcolor '%s'\n", at[i], CANVAS_LABEL_FONT,
-                     canvas_colour(labelled[i]->budget)));
-    }
+    for (size_t i = 0; i < n; i++) TRY(canvas_add_budget(t, p->in->results, labelled[i]->budget, at[i]));
     return 0;
 }
 

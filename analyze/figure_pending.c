@@ -255,9 +255,7 @@ static int draw_metric(const figure_input *in, figure_list *list, size_t metric,
     int code = lag_curves_find(in->results, metric, &all);
     for (size_t i = 0; i < all.n && !code; i++) {
         const result *c = all.item[i].point[0];
-        bool first = !result_is_oracle(c);
-        for (size_t k = 0; k < i && first; k++) first = !result_same_series(c, all.item[k].point[0]);
-        if (!first) continue;
+        if (result_is_oracle(c) || !lag_curves_opens_series(&all, i)) continue;
         char *name = result_series_name(in->results, c);
         pending_plot *p = mem_new(1, sizeof *p, "figure");
         code = name && p ? 0 : ERR_DATA;

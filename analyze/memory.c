@@ -1,5 +1,6 @@
 #include "analyze/memory.h"
 #include "analyze/canvas.h"
+#include "analyze/statistics.h"
 #include "base/err.h"
 #include "base/mem.h"
 
@@ -94,11 +95,6 @@ static double scaled(double loss) {
     return asinh(loss / AXIS_LINEAR_TO);
 }
 
-typedef struct pooled {
-    double mean;
-    size_t n;
-} pooled;
-
 /* A curve on its scales, its replicates, and room for one of them. */
 typedef struct sampled {
     size_t n;
@@ -107,7 +103,7 @@ typedef struct sampled {
     const double **replicate; /* [n] */
     bool whole;               /* there are replicates */
     double *y;                /* [n] one resample's losses, scaled */
-    pooled *pool;             /* [n] */
+    statistics_pool *pool;    /* [n] */
     double *from, *to;        /* [R] ends of what resamples say; equal where they say a number */
     void *block;
 } sampled;
@@ -179,24 +175,10 @@ int memory_loss_at(bootstrap *b, const memory_curve *c, double memory, estimate 
 
 /* ---- memory at a loss ------------------------------------------------------------------------------------------- */
 
-static void make_fall(sampled *s) {
-    size_t pools = 0;
-    for (size_t i = 0; i < s->n; i++) {
-        s->pool[pools++] = (pooled){s->y[i], 1};
-        for (; pools > 1 && s->pool[pools - 1].mean > s->pool[pools - 2].mean; pools--) {
-            pooled *a = &s->pool[pools - 2], *b = &s->pool[pools - 1];
-            a->mean = (a->mean * (double)a->n + b->mean * (double)b->n) / (double)(a->n + b->n);
-            a->n += b->n;
-        }
-    }
-    for (size_t k = 0, i = 0; k < pools; k++)
-        for (size_t j = 0; j < s->pool[k].n; j++) s->y[i++] = s->pool[k].mean;
-}
-
 /* log(memory) at which resample k comes down to a scaled loss. */
 static double crossing(sampled *s, size_t k, double level) {
     take(s, k);
-    make_fall(s);
+    statistics_fall(s->y, s->n, s->pool);
     if (s->y[0] < level) return -INFINITY;
     for (size_t i = 0; i < s->n; i++) {
         if (s->y[i] > level) continue;

@@ -21,11 +21,8 @@ const results_metric results_metrics[RESULTS_METRICS] = {
 };
 
 const char *const results_costs[RESULTS_COSTS] = {
-    [COST_KV_BYTES] = "kv_bytes",
-    [COST_DECODE_US] = "decode_us",
-    [COST_RESIDENT] = "resident",
-    [COST_PEAK] = "peak",
-    [COST_SCORE_UPDATES] = "score_updates",
+    [COST_KV_BYTES] = "kv_bytes", [COST_DECODE_US] = "decode_us",         [COST_RESIDENT] = "resident",
+    [COST_PEAK] = "peak",         [COST_SCORE_UPDATES] = "score_updates",
 };
 
 /* Columns of text. Two rows with equal keys are the same configuration; a series is what is equal but for budget, lag

@@ -108,8 +108,8 @@ bool result_same_series(const result *a, const result *b);
 uint32_t result_series_hash(const result *c);
 uint32_t result_hash(const result *c);
 
-/* The spec, and after it what sets this series apart from others of the same spec: "tova, unit head"; precision where it
- * is not the usual: "h2o, kv_bits 8", "h2o, kv_bits 8, pending_bits 4". Owned by the caller; NULL on failure. */
+/* The spec, and after it what sets this series apart from others of the same spec: "tova, unit head"; precision where
+ * it is not the usual: "h2o, kv_bits 8", "h2o, kv_bits 8, pending_bits 4". Owned by the caller; NULL on failure. */
 char *result_series_name(const results *r, const result *c);
 
 /* "25%", as asked. The number and, for a share, true in *share; the resolved entries where it is not one of both. */

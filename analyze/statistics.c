@@ -87,8 +87,26 @@ static int ascending(const void *pa, const void *pb) {
     return (a > b) - (a < b);
 }
 
+void statistics_sort(double *x, size_t n) {
+    qsort(x, n, sizeof *x, ascending);
+}
+
+void statistics_fall(double *y, size_t n, statistics_pool *pool) {
+    size_t pools = 0;
+    for (size_t i = 0; i < n; i++) {
+        pool[pools++] = (statistics_pool){y[i], 1};
+        for (; pools > 1 && pool[pools - 1].mean > pool[pools - 2].mean; pools--) {
+            statistics_pool *a = &pool[pools - 2], *b = &pool[pools - 1];
+            a->mean = (a->mean * (double)a->n + b->mean * (double)b->n) / (double)(a->n + b->n);
+            a->n += b->n;
+        }
+    }
+    for (size_t k = 0, i = 0; k < pools; k++)
+        for (size_t j = 0; j < pool[k].n; j++) y[i++] = pool[k].mean;
+}
+
 double statistics_median(double *x, size_t n) {
     if (!n) return NAN;
-    qsort(x, n, sizeof *x, ascending);
+    statistics_sort(x, n);
     return (x[(n - 1) / 2] + x[n / 2]) / 2;
 }

@@ -18,5 +18,15 @@ int statistics_spearman(const double *x, const double *y, size_t n, double *out)
 double statistics_binomial_most(size_t k, size_t n, double p);
 double statistics_binomial_least(size_t k, size_t n, double p);
 
+/* Ascending; no value may be NaN. */
+void statistics_sort(double *x, size_t n);
+
+/* Make y never rise, by least squares (pool adjacent violators). `pool` is room for n. */
+typedef struct statistics_pool {
+    double mean;
+    size_t n;
+} statistics_pool;
+void statistics_fall(double *y, size_t n, statistics_pool *pool);
+
 /* The middle value, or the mean of the two in the middle; sorts x. NaN where n is 0. */
 double statistics_median(double *x, size_t n);

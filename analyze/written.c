@@ -4,7 +4,8 @@
 #include <string.h>
 
 int written_path(const written *w, const char *name, const char *ending, text *path) {
-    return text_add(path, "%s%s%s.%s", w->folder, w->folder[strlen(w->folder) - 1] == '/' ? "" : "/", name, ending);
+    TRY(text_add_path(path, w->folder, name));
+    return text_add(path, ".%s", ending);
 }
 
 int written_begin(const written *w, const char *name, const char *ending, outfile *out) {

@@ -57,6 +57,18 @@ int text_add_csv(text *t, const char *field) {
     return text_add(t, "\"");
 }
 
+int text_add_path(text *t, const char *folder, const char *name) {
+    size_t n = strlen(folder);
+    return text_add(t, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
+}
+
+int text_path(const char *folder, const char *name, char **out) {
+    text t = {0};
+    int code = text_add_path(&t, folder, name);
+    *out = t.data;
+    return code;
+}
+
 void text_free(text *t) {
     mem_free(t->data);
     *t = (text){0};

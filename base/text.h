@@ -16,6 +16,10 @@ int text_add_shell(text *t, const char *word); /* quoted for a shell only where 
 int text_add_csv(text *t, const char *field);  /* quoted as RFC 4180 only where it must be */
 void text_free(text *t);
 
+/* "folder/name", with one slash between; text_path's is owned by the caller (mem_free). 0 or ERR_DATA. */
+int text_add_path(text *t, const char *folder, const char *name);
+int text_path(const char *folder, const char *name, char **out);
+
 const char *text_base_name(const char *path); /* after the last '/'; points into path */
 
 /* The shortest decimal that reads back as the same f64 ("0.98", "1e-06", "inf", "-inf", "nan"); '.' under every

@@ -281,9 +281,3 @@ void chat_free(chat_text *c) {
     mem_free(c->text);
     *c = (chat_text){0};
 }
-
-size_t chat_prompt_tokens(const chat_text *c, const token_list *list) {
-    size_t k = 0;
-    while (k < list->n && (list->offset[k] < (int64_t)c->prompt)) k++;
-    return k;
-}

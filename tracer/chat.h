@@ -27,6 +27,3 @@ int chat_render(const char *words, const char *path, const char *template, token
 /* The same with the two tokens of `t`. */
 int chat_render_for(const tokenizer *t, const char *words, const char *path, const char *template, chat_text *out);
 void chat_free(chat_text *c);
-
-/* Tokens that begin before the answer does: the prompt. `list` is the text's encoding. */
-size_t chat_prompt_tokens(const chat_text *c, const token_list *list);

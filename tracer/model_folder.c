@@ -29,19 +29,12 @@ static const source *source_of(const model *m) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------ */
 
-static int join(const char *folder, const char *name, char **out) {
-    text t = {0};
-    int code = text_add(&t, "%s%s%s", folder, folder[strlen(folder) - 1] == '/' ? "" : "/", name);
-    *out = t.data;
-    return code;
-}
-
 /* A whole file of the folder, NUL-terminated; *out NULL where it is not there. */
 static int read_file(const char *folder, const char *name, char **out) {
     char *path;
     text t = {0};
     *out = NULL;
-    TRY(join(folder, name, &path));
+    TRY(text_path(folder, name, &path));
     FILE *f = fopen(path, "rb");
     int code = f || errno == ENOENT ? 0 : err_set(ERR_DATA, "%s: %s", path, strerror(errno));
     char buffer[65536];
@@ -60,7 +53,7 @@ static int read_file(const char *folder, const char *name, char **out) {
 
 static int parse_config(source *s, const char *folder) {
     char *words;
-    TRY(join(folder, "config.json", &s->config_path));
+    TRY(text_path(folder, "config.json", &s->config_path));
     TRY(read_file(folder, "config.json", &words));
     if (!words)
         return err_set(ERR_DATA,
@@ -330,7 +323,7 @@ static int choose_ropes(model *m) {
 static int read_tokenizer(const model *m, tokenizer **out) {
     char *words, *config, *path;
     *out = NULL;
-    TRY(join(m->path, "tokenizer.json", &path));
+    TRY(text_path(m->path, "tokenizer.json", &path));
     int code = read_file(m->path, "tokenizer.json", &words);
     if (!code) code = read_file(m->path, "tokenizer_config.json", &config);
     else config = NULL;

@@ -272,14 +272,6 @@ const tensor *safetensors_find(const safetensors *s, const char *name) {
 
 /* ---- several files ---------------------------------------------------------------------------------------------- */
 
-static int join(const char *folder, const char *name, char **out) {
-    text t = {0};
-    size_t n = strlen(folder);
-    int code = text_add(&t, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
-    *out = t.data;
-    return code;
-}
-
 /* The weight_map says of every tensor which file of the folder holds it. */
 typedef struct mapping {
     const char *name, *file;
@@ -313,7 +305,7 @@ static int open_shards(safetensors *f, const char *index_path, mapping *list, si
     for (size_t i = 0; i < n; i++) {
         char *path;
         if (i > 0 && compare_files(&list[i - 1], &list[i]) == 0) continue;
-        TRY(join(f->path, list[i].file, &path));
+        TRY(text_path(f->path, list[i].file, &path));
         if (access(path, F_OK) == 0) {
             TRY(add_shard(f, path));
             continue;
@@ -384,10 +376,10 @@ static int open_file(safetensors *f, char *path) {
 /* As transformers does: the one file goes before the index. */
 static int open_folder(safetensors *f) {
     char *path;
-    TRY(join(f->path, "model.safetensors", &path));
+    TRY(text_path(f->path, "model.safetensors", &path));
     if (access(path, F_OK) == 0) return open_file(f, path);
     mem_free(path);
-    TRY(join(f->path, "model.safetensors.index.json", &path));
+    TRY(text_path(f->path, "model.safetensors.index.json", &path));
     int code = access(path, F_OK) == 0
                    ? open_index(f, path)
                    : err_set(ERR_DATA,

@@ -97,10 +97,7 @@ static void free_tokenised(tokenised *k) {
 
 /* Tokens that hold bytes of the document's prompt. */
 static int32_t prompt_tokens(const tokenised *k) {
-    size_t n = 0;
-    if (!k->d->has_prompt) return 0;
-    while (n < k->tokens.n && k->tokens.offset[n] < (int64_t)k->d->prompt) n++;
-    return (int32_t)n;
+    return k->d->has_prompt ? (int32_t)token_list_before(&k->tokens, (int64_t)k->d->prompt) : 0;
 }
 
 /* "name@512", where tokens are left out or windows made. */

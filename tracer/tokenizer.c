@@ -338,6 +338,12 @@ void token_list_free(token_list *l) {
     *l = (token_list){0};
 }
 
+size_t token_list_before(const token_list *l, int64_t end) {
+    size_t k = 0;
+    while (k < l->n && l->offset[k] < end) k++;
+    return k;
+}
+
 static int reserve(encoder *e) {
     TRY(mem_grow((void **)&e->out->id, &e->id_capacity, e->out->n + 1, sizeof *e->out->id, "tokens"));
     return mem_grow((void **)&e->out->offset, &e->offset_capacity, e->out->n + 2, sizeof *e->out->offset, "tokens");

@@ -94,6 +94,9 @@ typedef struct token_list {
     size_t n;
 } token_list;
 void token_list_free(token_list *l);
+/* How many of its tokens begin before byte `end` of the text: where that is the end of a prompt, the prompt's tokens.
+ */
+size_t token_list_before(const token_list *l, int64_t end);
 
 /* Text may hold any bytes (NUL too; invalid UTF-8 is encoded byte by byte, the valid stretches between as texts of
  * their own). Control tokens written in the text are text unless `special`, which turns each occurrence of one into its

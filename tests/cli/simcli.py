@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,20 @@ def refused(folder, code, words, *args, **more):
         assert word in said, f"'{word}' is not in: {said}"
     assert not done.stdout, done.stdout
     assert snapshot(folder) == before
+
+
+def killed_after(here, journal, size, *args):
+    """Start it in `here`, kill it without warning once its journal holds more bytes. False: it was done before."""
+    child = subprocess.Popen([KVLAG, *map(str, args), "-q"], cwd=here)
+    while child.poll() is None:
+        try:
+            if (here / journal).stat().st_size > size:
+                break
+        except FileNotFoundError:
+            pass
+    child.send_signal(signal.SIGKILL)
+    if child.wait() == 0:
+        return False
+    for left in here.glob("*.tmp"):  # nobody could remove them
+        left.unlink()
+    return True

@@ -24,11 +24,14 @@ NOT_RUN = {
     "README.md": {"make demo": INSTALLS, "make check": "runs this test"},
     "docs/recipes.md": {
         "./kvlag trace models/SmolLM2-135M-Instruct.Q4_1.gguf --chat conversation.json -o out/chat.h5 --generate 200 --show": "needs a model with a chat template (test_trace_texts.py has one)",
-        **dict.fromkeys([
-        ".venv-parity/bin/python tracer/from_transformers.py tests/tiny demo/genesis.txt -o out/hf.h5 --tokens 256",
-        "./kvlag info out/hf.h5 --check",
-        "./kvlag sim out/hf.h5 -o out/hf.csv -p h2o -p rmm-sinks -p streaming -b 25% -L 8,16",
-    ], "needs torch and transformers (tests/parity/from_transformers.py runs it)"),
+        **dict.fromkeys(
+            [
+                ".venv-parity/bin/python tracer/from_transformers.py tests/tiny demo/genesis.txt -o out/hf.h5 --tokens 256",
+                "./kvlag info out/hf.h5 --check",
+                "./kvlag sim out/hf.h5 -o out/hf.csv -p h2o -p rmm-sinks -p streaming -b 25% -L 8,16",
+            ],
+            "needs torch and transformers (tests/parity/from_transformers.py runs it)",
+        ),
     },
     "docs/cluster.md": {
         "examples/slurm.sh out/r.csv out/a.h5 out/b.h5 -p rmm -p h2o -b 10%,25% -L 0:64:x2": "needs Slurm (test_shard.py has a mock)",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simcli import KVLAG, blocks_of, closing, kvlag, refused, sim, snapshot
+from simcli import KVLAG, blocks_of, closing, killed_after, kvlag, refused, sim, snapshot
 
 TSAN = b"__tsan_" in Path(KVLAG).read_bytes()
 # 41 lags and a few more, in two sequences: several passes each.
@@ -120,7 +120,7 @@ def test_lifetimes_that_were_given(folder, here):
     args = ["sim", "t.h5", "--from-lifetimes", "l.h5", "-o", "x.csv", "--memory", "2M"]
     assert kvlag(*args, cwd=here).returncode == 0
     (here / "x.csv").rename(here / "r.csv"), (here / "x.blocks.h5").rename(here / "r.blocks.h5")
-    killed = killed_after(here, 3000, [*args, "--resume"])
+    killed = killed_after(here, "x.csv.partial", 3000, *args, "--resume")
     done = kvlag(*args, "--resume", cwd=here)
     assert (taken_up(done) > 0) >= killed
     equal(here / "r.csv", here / "x.csv")
@@ -137,29 +137,11 @@ def test_other_memory_and_threads(folder, here):
 # ---- killed ----------------------------------------------------------------------------------------------------------
 
 
-def killed_after(here, size, args):
-    """Start it, kill it without warning once its journal holds that many bytes. False: it was done before."""
-    child = subprocess.Popen([KVLAG, *map(str, args), "-q"], cwd=here)
-    journal = here / "x.csv.partial"
-    while child.poll() is None:
-        try:
-            if journal.stat().st_size > size:
-                break
-        except FileNotFoundError:
-            pass
-    child.send_signal(signal.SIGKILL)
-    if child.wait() == 0:
-        return False
-    for left in here.glob("*.tmp"):  # nobody could remove them
-        left.unlink()
-    return True
-
-
 def test_killed_again_and_again(folder, here):
     args = ["sim", "t.h5", *ASK, "-o", "x.csv", "--resume", "--threads", "1"]
     killed, size = 0, 0
     for _ in range(20):
-        if not killed_after(here, size, args):
+        if not killed_after(here, "x.csv.partial", size, *args):
             break
         killed += 1
         now = (here / "x.csv.partial").stat().st_size

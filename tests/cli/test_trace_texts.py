@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import hdf5plugin  # noqa: F401  (registers the zstd filter)
 import numpy as np
 import pytest
 
-from simcli import KVLAG, ROOT, kvlag, refused
+from simcli import KVLAG, ROOT, killed_after, kvlag, refused
 from philox import words  # noqa: I001  (simcli makes the oracles' folder known)
 
 TSAN = b"__tsan_" in Path(KVLAG).read_bytes()
@@ -518,27 +517,11 @@ def test_a_damaged_byte(whole, here):
         assert (here / "x.h5").read_bytes() == (whole / "t.h5").read_bytes()
 
 
-def killed_after(here, size):
-    """Start it, kill it without warning once its journal holds more than that. False: it was done before."""
-    child = subprocess.Popen([KVLAG, "trace", "tiny.gguf", "book", *ASK, "-o", "x.h5", "--resume", "-q"], cwd=here)
-    while child.poll() is None:
-        try:
-            if (here / "x.h5.partial").stat().st_size > size:
-                break
-        except FileNotFoundError:
-            pass
-    child.send_signal(signal.SIGKILL)
-    if child.wait() == 0:
-        return False
-    for left in here.glob("*.tmp"):  # nobody could remove them
-        left.unlink()
-    return True
-
-
 def test_killed_again_and_again(whole, here):
+    command = ["trace", "tiny.gguf", "book", *ASK, "-o", "x.h5", "--resume"]
     total, killed, taken = (whole / "journal").stat().st_size, 0, []
     for share in 0.002, 0.2, 0.4, 0.6, 0.8:
-        if not killed_after(here, total * share):
+        if not killed_after(here, "x.h5.partial", total * share, *command):
             break
         killed += 1
         raw = (here / "x.h5.partial").read_bytes()

@@ -142,9 +142,9 @@ static void test_prompt_tokens(void **state) {
     (void)state;
     int64_t offset[] = {0, 0, 4, 9, 12, 15}; /* BOS, then four tokens */
     token_list list = {.offset = offset, .n = 5};
-    assert_int_equal(chat_prompt_tokens(&(chat_text){.n = 15, .prompt = 9}, &list), 3);
-    assert_int_equal(chat_prompt_tokens(&(chat_text){.n = 15, .prompt = 10}, &list), 4); /* one that lies across */
-    assert_int_equal(chat_prompt_tokens(&(chat_text){.n = 15, .prompt = 15}, &list), 5);
+    assert_int_equal(token_list_before(&list, 9), 3);
+    assert_int_equal(token_list_before(&list, 10), 4); /* one that lies across */
+    assert_int_equal(token_list_before(&list, 15), 5);
 }
 
 int main(void) {
