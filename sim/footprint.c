@@ -1,5 +1,6 @@
 #include "sim/footprint.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 /* First step that does not see entry i: eviction, window or end, whichever comes first. */
@@ -23,12 +24,18 @@ static void add_visible(footprint *f, const int32_t *evict_at, int32_t n_tokens,
     f->peak += peak;
 }
 
-static void add_evictions(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *batch) {
+/* An entry is evicted, or expires when its window closes, or is in reach to the end. */
+static void add_leaving(footprint *f, const int32_t *evict_at, int32_t n_tokens, int32_t window, int32_t *batch) {
     memset(batch, 0, ((size_t)n_tokens + 2) * sizeof *batch);
     for (int32_t i = 0; i < n_tokens; i++) {
-        if (evict_at[i] > n_tokens || (window && (int64_t)evict_at[i] >= (int64_t)i + window)) continue;
-        f->evictions++;
-        batch[evict_at[i]] = 1;
+        int64_t closes = window ? (int64_t)i + window : INT64_MAX;
+        bool told = evict_at[i] <= n_tokens;
+        if (told && evict_at[i] < closes) {
+            f->evictions++;
+            batch[evict_at[i]] = 1;
+        } else if (told || closes < n_tokens) {
+            f->expired++;
+        }
     }
     for (int32_t t = 0; t <= n_tokens; t++) f->batches += batch[t];
 }
@@ -48,7 +55,7 @@ void footprint_add(footprint *f, const int32_t *evict_at, int32_t n_tokens, int3
     f->units++;
     add_visible(f, evict_at, n_tokens, n_prompt, window, scratch);
     add_young(f, evict_at, n_tokens, n_prompt, window, hold);
-    add_evictions(f, evict_at, n_tokens, window, scratch);
+    add_leaving(f, evict_at, n_tokens, window, scratch);
     for (size_t k = 0; k < n_probes; k++) {
         int32_t entry = probes[2 * k], step = probes[2 * k + 1];
         f->probes++;

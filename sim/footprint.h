@@ -12,6 +12,7 @@ typedef struct footprint {
     double peak;             /* most visible entries in any step of any unit, the arriving one included */
     double evictions;        /* entries that left before their window or the end took them, over all units */
     double batches;          /* steps after which at least one was evicted, over all units */
+    double expired;          /* entries that their window took, over all units */
     double probes, retained; /* probes (entry, later step) seen, and those whose entry was visible, over all units */
 } footprint;
 

@@ -89,7 +89,7 @@ int results_add_header(text *csv, bool has_stay) {
     TRY(text_add(csv, "trace,seq,policy,spec,resolved,budget_asked,budget,lag,hold,sinks,unit,schedule,pending,"
                       "kv_bits,pending_bits,n_prompt,n_counted,lost_mass,out_err,dloss_first,fisher,dloss_est,dloss_lo,"
                       "dloss_hi,kl_est,kl_lo,kl_hi,"
-                      "retained,footprint,peak,evictions,evict_batches,resident,kv_bytes,"
+                      "retained,footprint,peak,evictions,evict_batches,expired,resident,kv_bytes,"
                       "score_updates,decode_us"));
     return text_add(csv, has_stay ? ",arrival,waited,held\n" : "\n");
 }
@@ -180,8 +180,8 @@ int results_add_row(text *csv, const results_key *k, const sweep_result *r, cons
     TRY(add_number(csv, r->out_err, o->out_err));
     TRY(add_loss(csv, k, r, o, terms->scale));
     TRY(add_number(csv, u->probes > 0 ? u->retained / u->probes : 0, u->probes > 0));
-    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g,", u->visible / all, u->peak / u->units, u->evictions / u->units,
-                 u->batches / u->units));
+    TRY(text_add(csv, "%.9g,%.9g,%.9g,%.9g,%.9g,", u->visible / all, u->peak / u->units, u->evictions / u->units,
+                 u->batches / u->units, u->expired / u->units));
     TRY(add_costs(csv, k, r, terms->device, m, n_tokens));
     if (stay) TRY(text_add(csv, ",%lld,%lld,%.9g", (long long)stay->arrival, (long long)stay->waited, stay->held));
     return text_add(csv, "\n");

@@ -18,7 +18,7 @@ if ORACLE not in sys.path:
 KEY = ["trace", "seq", "policy", "spec", "resolved", "budget_asked", "budget", "lag", "hold", "sinks", "unit",
        "schedule", "pending", "kv_bits", "pending_bits", "n_prompt"]  # fmt: skip
 NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "dloss_est", "dloss_lo", "dloss_hi", "kl_est",
-           "kl_lo", "kl_hi", "retained", "footprint", "peak", "evictions", "evict_batches", "resident", "kv_bytes", "score_updates",
+           "kl_lo", "kl_hi", "retained", "footprint", "peak", "evictions", "evict_batches", "expired", "resident", "kv_bytes", "score_updates",
            "decode_us"]  # fmt: skip
 WHAT_HAPPENED = ["lost_mass", "out_err", "dloss_first", "fisher", "footprint", "peak", "evictions", "evict_batches"]
 

@@ -191,6 +191,28 @@ def test_one_step_by_hand(tmp_path):
         assert list(f["config/0000/seq/0000/evict_at"][0, 0, :3]) == [6, 3, 4]
 
 
+def test_layers_with_a_window(folder_of):
+    """The table by layer is what the lifetimes and blocks say; the prose below it, what the rows say."""
+    folder = folder_of("docs/concepts.md")
+    full, h2o = results(folder / "out/windows.csv")
+    with h5py.File(folder / "out/windows.lifetimes.h5") as f:
+        evict_at = f["config/0001/seq/0000/evict_at"][:, 0]
+    with h5py.File(folder / "out/windows.blocks.h5") as f:
+        lost = f["head_lost_mass"][1, :, 0]
+    shown = table("docs/concepts.md", "layer")
+    assert len(shown) == len(evict_at) == 2
+    for (_, evicted, expired, mass), leaves, window, ours in zip(shown, evict_at, (0, 3), lost):
+        gone = [i for i in range(6) if leaves[i] <= 6]
+        assert evicted == ", ".join(str(i) for i in gone if not window or leaves[i] < i + window)
+        assert expired == ", ".join(str(i) for i in gone if window and leaves[i] == i + window)
+        assert ours == pytest.approx(float(mass), abs=6e-4)
+    prose = re.sub(r"\s+", " ", documents.text("docs/concepts.md"))
+    numbers = re.search(r"`evictions` (\S+), `expired` (\S+), `lost_mass` (\.\d+)\. .*? says (\S+), (\S+) and (\S+), and `footprint` (\.\d+)", prose)  # fmt: skip
+    rows = [(row, name) for row in (h2o, full) for name in ("evictions", "expired", "lost_mass")] + [(full, "footprint")]
+    for (row, name), number in zip(rows, numbers.groups(), strict=True):
+        assert float(row[name]) == pytest.approx(float(number), abs=6e-4), name
+
+
 @pytest.fixture(scope="module")
 def priced():
     """docs/fidelity.csv, each text priced with one scale a family, fitted on the other seven texts (one sample)."""

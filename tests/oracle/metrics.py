@@ -98,17 +98,21 @@ def unit_lifetimes(evict_at, unit):
     return {"head": evict_at.reshape(-1, T), "layer": evict_at[:, 0], "model": evict_at[:1, 0]}[unit or "head"]
 
 
-def evictions_of(trace, evict_at, unit):
-    """(evictions, evicting steps) per unit as the lifetimes alone tell them: leaving at i+W counts as expiry."""
+def leavings(trace, evict_at, unit):
+    """(evicted, expired) of each unit, the steps of these entries as the lifetimes alone tell them: leaving at i+W is
+    expiry."""
     T = evict_at.shape[-1]
-    evictions = batches = 0
-    units = unit_lifetimes(evict_at, unit)
     layer_of = {"head": lambda n: n // trace.n_kv_head, "layer": lambda n: n, "model": lambda n: 0}[unit]
-    for n, life in enumerate(units):
+    for n, life in enumerate(unit_lifetimes(evict_at, unit)):
         W = trace.window[layer_of(n)]
-        gone = [e for i, e in enumerate(life) if e <= T and not (W and e == i + W)]
-        evictions, batches = evictions + len(gone), batches + len(set(gone))
-    return evictions / len(units), batches / len(units)
+        closes = [bool(W) and e == i + W for i, e in enumerate(life)]
+        yield ([e for e, c in zip(life, closes) if e <= T and not c], [e for e, c in zip(life, closes) if e <= T and c])
+
+
+def evictions_of(trace, evict_at, unit):
+    """(evictions, evicting steps) per unit."""
+    evicted = [e for e, _ in leavings(trace, evict_at, unit)]
+    return sum(map(len, evicted)) / len(evicted), sum(len(set(e)) for e in evicted) / len(evicted)
 
 
 def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact=False, bits=None):
@@ -128,6 +132,7 @@ def measure(trace, sequence, evict_at, n_prompt, unit="head", form="auto", exact
         "footprint": (sizes.sum(axis=1) / (s.T * (s.T + 1) / 2)).mean(),
         "peak": sizes.max(axis=1).mean(),
         "evictions": evictions, "evict_batches": batches,
+        "expired": np.mean([len(gone) for _, gone in leavings(trace, evict_at, unit)]),
         "resident": sizes[:, n_prompt:].mean(),
         "kv_bytes": kv_bits.kv_bytes(trace, evict_at, n_prompt, *(bits or ())),
         "block_lost_mass": block_sums(m.mean(axis=(0, 1)) * counted, s.T, n_prompt),

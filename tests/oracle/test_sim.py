@@ -27,7 +27,7 @@ KVLAG = os.path.abspath(os.environ.get("KVLAG", "kvlag"))
 pytestmark = pytest.mark.skipif(not os.path.exists(KVLAG), reason=f"no {KVLAG}")
 
 SEED = 7
-NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "retained", "footprint", "peak",
+NUMBERS = ["n_counted", "lost_mass", "out_err", "dloss_first", "fisher", "retained", "footprint", "peak", "expired",
            "resident", "kv_bytes"]
 BLOCKS = {"lost_mass": "block_lost_mass", "steps": "block_steps", "head_lost_mass": "head_lost_mass",
           "first": "block_first", "fisher": "block_fisher", "head_first": "head_first", "head_fisher": "head_fisher"}

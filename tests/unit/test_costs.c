@@ -84,12 +84,34 @@ static void decoding_begins_after_the_prompt(void **state) {
     }
 }
 
+/* Five steps, window 2: entry i is out of reach from step i+2. In `plain` entry 1 is evicted before that, entries 0 and
+ * 2 expire although their lifetimes do not say so, 3 and 4 are in reach to the end. `windowed` says it, and entry 3
+ * leaves after the last step, where its window would close too: that counts as expired. In `late` only entry 4 is
+ * evicted. */
+static void what_leaves_a_window_is_not_evicted(void **state) {
+    (void)state;
+    const int32_t windowed[] = {2, 2, 4, 5, 6}, plain[] = {6, 2, 6, 6, 6}, late[] = {2, 3, 4, 6, 5};
+    int32_t scratch[7];
+    footprint f = {0};
+    footprint_add(&f, windowed, 5, 0, 2, 0, NULL, 0, scratch);
+    assert_true(f.evictions == 1 && f.batches == 1 && f.expired == 3 && f.peak == 2);
+    f = (footprint){0};
+    footprint_add(&f, plain, 5, 0, 2, 0, NULL, 0, scratch);
+    assert_true(f.evictions == 1 && f.expired == 2);
+    footprint_add(&f, plain, 5, 0, 0, 0, NULL, 0, scratch);
+    assert_true(f.evictions == 2 && f.expired == 2 && f.units == 2);
+    f = (footprint){0};
+    footprint_add(&f, late, 5, 0, 2, 0, NULL, 0, scratch);
+    assert_true(f.evictions == 1 && f.expired == 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(units_are_decimal),
         cmocka_unit_test(bytes_become_time),
         cmocka_unit_test(what_is_wrong_is_named),
         cmocka_unit_test(decoding_begins_after_the_prompt),
+        cmocka_unit_test(what_leaves_a_window_is_not_evicted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
