@@ -9,7 +9,7 @@ NVCC    = $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 PY      = .venv/bin/python
 MODEL   = models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-PACKAGES = hdf5 openblas libzstd libpcre2-8 libcjson libxxhash
+PACKAGES = hdf5 openblas libzstd libpcre2-8 libcjson libxxhash libutf8proc
 CPPFLAGS := -I. -D_GNU_SOURCE -DKVLAG_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null) $(EXTRA_CPPFLAGS)
 LDLIBS   := $(shell pkg-config --libs $(PACKAGES) 2>/dev/null) -lm -lpthread
 CFLAGS   = -std=c17 -O2 -g -Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off -fno-math-errno $(CFLAGS_$(MODE)) $(EXTRA_CFLAGS)
@@ -168,7 +168,7 @@ man: $(BUILD)/kvlag
 
 # ---- what it needs ----------------------------------------------------------------------------------------------------
 
-LIBRARIES = gcc g++ make pkg-config libhdf5-dev libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev
+LIBRARIES = gcc g++ make pkg-config libhdf5-dev libzstd-dev libopenblas-dev libpcre2-dev libcjson-dev libxxhash-dev libutf8proc-dev
 DEBIAN = $(LIBRARIES) hdf5-tools libcmocka-dev gnuplot-nox fonts-dejavu-core python3 python3-venv $(if $(MPI),libopenmpi-dev openmpi-bin)
 deps:
 	@missing=$$(for p in $(DEBIAN); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \

@@ -41,6 +41,7 @@ typedef enum tokenizer_step_kind {
     STEP_PREPEND_MISSING, /* where the stretch does not begin with it */
     STEP_PREPEND_FIRST,   /* where it does not, and is the first of the text */
     STEP_REPLACE,         /* every `pattern`, a plain text, by `with` */
+    STEP_NFC,             /* what Unicode's canonical composition makes of it */
     STEP_LITERALS,        /* `normalized` literals are taken out */
     STEP_SPLIT            /* cut at every match of `pattern`, a regular expression in Oniguruma's Ruby syntax */
 } tokenizer_step_kind;

@@ -20,8 +20,7 @@ typedef struct family {
     bool whole_words, add_bos;
 } family;
 
-/* The published expressions. The NFC normaliser of Qwen's tokenizer.json is left out, as in llama.cpp: tokens must
- * cover the bytes of the text as it is. */
+/* The published expressions. */
 #define GPT2 "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 #define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define CL100K(digits)                                    \
@@ -40,19 +39,20 @@ typedef struct family {
 static const tokenizer_step gpt2[] = {SPLIT(GPT2)};
 static const tokenizer_step smollm[] = {SPLIT("\\p{N}"), SPLIT(GPT2)};
 static const tokenizer_step llama3[] = {SPLIT(CL100K("\\p{N}{1,3}"))};
-static const tokenizer_step qwen2[] = {SPLIT(CL100K("\\p{N}"))};
+static const tokenizer_step qwen2[] = {{.kind = STEP_NFC}, SPLIT(CL100K("\\p{N}"))};
 static const tokenizer_step gpt4o[] = {SPLIT(O200K(CONTRACTIONS "?", "\\p{N}{1,3}"))};
 static const tokenizer_step tekken[] = {SPLIT(O200K("", "\\p{N}"))};
 
 /* smaug-bpe is SmolLM3's: Llama 3's vocabulary without its BOS. dbrx is OLMo 2's and Phi-4's, gpt-4o Phi-4-mini's,
- * tekken Mistral Nemo's. */
+ * tekken Mistral Nemo's. Qwen's tokenizer.json composes what it reads (NFC), which no key of the file says and
+ * llama.cpp leaves out. */
 static const family families[] = {
     {"gpt-2", gpt2, 1, false, false},
     {"smollm", smollm, 2, false, false},
     {"llama-bpe|llama3|llama-v3", llama3, 1, true, true},
     {"smaug-bpe", llama3, 1, true, false},
     {"dbrx", llama3, 1, false, false},
-    {"qwen2|deepseek-r1-qwen", qwen2, 1, false, false},
+    {"qwen2|deepseek-r1-qwen", qwen2, 2, false, false},
     {"gpt-4o", gpt4o, 1, false, false},
     {"tekken", tekken, 1, true, true},
 };

@@ -206,7 +206,7 @@ static int read_normalizer(reader *r, const cJSON *o, bool in_sequence) {
     const cJSON *x, *list = json_get(o, "normalizers");
     if (!o) return 0;
     if (!type) return malformed(r, "'normalizer'");
-    if (strcmp(type, "NFC") == 0) return 0; /* the trace's pieces are the text's own bytes */
+    if (strcmp(type, "NFC") == 0) return add_step(r, (tokenizer_step){.kind = STEP_NFC});
     if (strcmp(type, "Sequence") == 0 && cJSON_IsArray(list) && !in_sequence) {
         cJSON_ArrayForEach(x, list) TRY(read_normalizer(r, x, true));
         return 0;

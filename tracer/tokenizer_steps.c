@@ -2,6 +2,7 @@
  * makes of it to the next, so depth is bounded by the number of steps. */
 #include "base/err.h"
 #include "base/mem.h"
+#include "tracer/nfc.h"
 #include "tracer/tokenizer_parts.h"
 #include "tracer/utf8.h"
 
@@ -21,7 +22,7 @@ static int read_step(tokenizer *t, const tokenizer_step *from, const char *file)
     to->kind = from->kind;
     to->split = from->split;
     to->inverted = from->inverted;
-    if (from->kind == STEP_LITERALS) return 0;
+    if (from->kind == STEP_LITERALS || from->kind == STEP_NFC) return 0;
     if (from->kind == STEP_SPLIT) return tokenizer_compile(from->pattern.text, from->pattern.n, file, &to->regex);
     TRY(check_rewrite(from, file));
     to->n_pattern = from->pattern.n;
@@ -133,10 +134,27 @@ static int replace(rewritten *r, const step *p, const span *s) {
     return 0;
 }
 
+/* Stretches that stay what they are keep the place of each byte; the others are like replacements. */
+static int compose(rewritten *r, const span *s) {
+    nfc form = {0};
+    int code = 0;
+    for (size_t i = 0, n; i < s->n && !code; i += n) {
+        code = nfc_next(&form, s->text + i, s->n - i, &n);
+        if (code) break;
+        bool same = form.n == n && memcmp(form.text, s->text + i, n) == 0;
+        if (!same) code = add(r, form.text, form.n, span_origin(s, i), span_origin(s, i + n));
+        for (size_t k = 0; k < n && same && !code; k++) code = add(r, form.text + k, 1, span_origin(s, i + k), 0);
+    }
+    nfc_free(&form);
+    return code;
+}
+
 static int rewrite(rewritten *r, const step *p, const span *s) {
     r->n = 0;
     if (p->kind == STEP_REPLACE) {
         TRY(replace(r, p, s));
+    } else if (p->kind == STEP_NFC) {
+        TRY(compose(r, s));
     } else {
         bool there = s->n >= p->n_with && memcmp(s->text, p->with, p->n_with) == 0;
         bool wanted = p->kind == STEP_PREPEND || (p->kind == STEP_PREPEND_MISSING && !there) ||

@@ -252,7 +252,8 @@ def test_the_plugin_as_a_built_in_policy(page, tmp_path):
         objects.append(tmp_path / (Path(source).stem + ".o"))
         run(CC, *WARNINGS, *SANITIZER.get(MODE, []), "-O2", "-D_GNU_SOURCE", f"-I{tmp_path}", f"-I{ROOT}", "-c", tmp_path / source,
             "-o", objects[-1])  # fmt: skip
-    libraries = run("pkg-config", "--libs", "hdf5", "openblas", "libzstd", "libpcre2-8", "libcjson", "libxxhash").split()
+    libraries = run("pkg-config", "--libs", "hdf5", "openblas", "libzstd", "libpcre2-8", "libcjson", "libxxhash",
+                    "libutf8proc").split()
     run(CC, *SANITIZER.get(MODE, []), "-rdynamic", "-o", tmp_path / "kvlag", BUILD / "kvlag.o", *objects, BUILD / "kvlag.a",
         *libraries, "-lm", "-lpthread", "-ldl")  # fmt: skip
     options = ["sim", SAMPLE, "-p", "lrfu(0.01|0.5)", "-p", "ada(lrfu)", "-b", "10%,25%"]

@@ -14,10 +14,10 @@ def build(folder, what="tokenize"):
     driver = folder / f"{what}_main"
     own = [str(p.relative_to(ROOT)) for p in ROOT.glob("tracer/*.c") if p.name.startswith(("tokenizer", "chat"))]
     sources = [f"tests/parity/{what}_main.c", *sorted(own),
-               *(f"tracer/{name}.c" for name in ("gguf", "tensor", "dequant", "mapped", "json", "utf8")),
+               *(f"tracer/{name}.c" for name in ("gguf", "tensor", "dequant", "mapped", "json", "utf8", "nfc")),
                *(f"base/{name}.c" for name in ("err", "mem", "text"))]
     subprocess.run([os.environ.get("CC", "gcc"), "-std=c17", "-O2", "-D_GNU_SOURCE", "-I.", "-o", driver, *sources,
-                    "-lpcre2-8", "-lxxhash", "-lcjson", "-lm"], cwd=ROOT, check=True)
+                    "-lpcre2-8", "-lxxhash", "-lcjson", "-lutf8proc", "-lm"], cwd=ROOT, check=True)
     return driver
 
 

@@ -34,6 +34,9 @@ FRAGMENTS = [
     "\u0645", "\U0001f468\u200d\U0001f469", "\u200d", "\ufe0f", "<|endoftext|>", "<|im_start|>", "<|", "|>",
     "endoftext", "\u0000", "\u007f", "\ufeff", "\U00020000", "\U0001d54f",
 ]
+# What Unicode's normal forms change.
+COMPOSING = ["\u0301", "\u0323", "\u0344", "\u0f73", "\u212b", "\u0958", "\u1100", "\u1161", "\u11a8", "\uac00", "\u0cc6", "\u0cc2",
+             "\u0cd5", "\u09c7\u09be", "\U0001d15e", "e", "A\u030a"]
 
 
 def characters(known=None):
@@ -48,7 +51,7 @@ def characters(known=None):
             yield c
 
 
-def random_strings(n, rng, known, fragments=FRAGMENTS):
+def random_strings(n, rng, known, fragments=FRAGMENTS + COMPOSING):
     """(text, special): mostly awkward fragments side by side, now and then any of the characters `known`."""
     have = set(known)
     fragments = [f for f in fragments if set(f) <= have]

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Metaspace, Sequence, Split
 
 from token_driver import compare
-from token_texts import FRAGMENTS, TEXT, characters, random_strings
+from token_texts import COMPOSING, FRAGMENTS, TEXT, characters, random_strings
 from tokens_bytes import FIXTURES, from_json
 from tokens_pieces import SPACE
 
@@ -42,7 +42,8 @@ def byte_level():
 ADDED = [AddedToken("<|endoftext|>", special=True, normalized=True, lstrip=True, rstrip=True),
          AddedToken("<|im_start|>", special=True, normalized=False, rstrip=True),
          AddedToken("Hello", normalized=True, lstrip=True), AddedToken("\n\n", normalized=False),
-         AddedToken("the the", normalized=True), AddedToken(" a", normalized=True, rstrip=True)]
+         AddedToken("the the", normalized=True), AddedToken(" a", normalized=True, rstrip=True),
+         AddedToken("e\u0301", normalized=True)]
 
 
 def byte_tokenizers(v):
@@ -79,6 +80,8 @@ def character_level():
     yield "nothing", None, None
     yield "shrink", normalizers.Sequence([normalizers.Replace("  ", ""), space, normalizers.Replace("the", "a")]), None
     yield "grow", normalizers.Sequence([normalizers.Replace("a", "the the"), space, normalizers.Prepend("The")]), None
+    yield "composed", normalizers.Sequence([normalizers.NFC(), space, normalizers.Prepend(SPACE)]), None
+    yield "composed last", normalizers.Sequence([normalizers.Replace("a", "e\u0301"), normalizers.NFC()]), Metaspace(SPACE)
     yield "digits", space, Sequence([Digits(True), Split(Regex(r"\s"), "merged_with_next")])
     for name, steps in splits():
         yield name, space, steps[0]
@@ -119,7 +122,7 @@ def run(args, driver, folder):
     for n, (name, t) in enumerate([*byte_tokenizers(v), *character_tokenizers()]):
         known = v.known if name.startswith("bytes") else list(characters())
         cases = list(random_strings(max(200, args.random // 8), random.Random(args.seed + n), known,
-                                    FRAGMENTS + ["Hello", " a", "the the", "<s>", SPACE, "<0x41>"]))
+                                    FRAGMENTS + COMPOSING + ["Hello", " a", "the the", "<s>", SPACE, "<0x41>"]))
         cases.append((TEXT.replace("\0", ""), n % 2 == 0))
         path = folder / f"json{n}.json"
         save(t, path, old=n % 2 == 1)
