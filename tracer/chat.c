@@ -6,6 +6,8 @@
 #include "tracer/json.h"
 #include "tracer/utf8.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef enum role { SYSTEM, USER, ASSISTANT } role;
@@ -25,6 +27,8 @@ typedef struct writer {
     const conversation *c;
     chat_template t;
     token_text bos, eos;
+    char date[32];
+    bool silent; /* SYSTEM_SWITCHES: without thoughts */
     text out;
     size_t prompt;
 } writer;
@@ -98,11 +102,12 @@ static int add(writer *w, token_text t) {
     return t.n ? text_add_bytes(&w->out, t.text, t.n) : 0;
 }
 
-/* A string of the style, with BOS and EOS for their signs. */
+/* A string of the style, with BOS, EOS and the date for their signs. */
 static int add_mark(writer *w, const char *s) {
     for (; *s; s++) {
         if (*s == '\1') TRY(add(w, w->bos));
         else if (*s == '\2') TRY(add(w, w->eos));
+        else if (*s == '\3') TRY(text_add(&w->out, "%s", w->date));
         else TRY(text_add_bytes(&w->out, s, 1));
     }
     return 0;
@@ -176,6 +181,60 @@ static int add_thinking(writer *w, size_t i) {
     return add(w, content);
 }
 
+/* ---- switches in the system message ------------------------------------------------------------------------------ */
+
+/* t without any `what`, and without white space at its end; *out is empty. */
+static int leave_out(token_text t, const char *what, text *out) {
+    for (const char *at; (at = find(t, what));) {
+        size_t before = (size_t)(at - t.text), taken = before + strlen(what);
+        TRY(text_add_bytes(out, t.text, before));
+        t = (token_text){t.text + taken, t.n - taken};
+    }
+    TRY(text_add_bytes(out, t.text, t.n));
+    out->n = trim_end((token_text){out->data, out->n}).n;
+    return 0;
+}
+
+/* `words`: what was given, without /think and /no_think. */
+static int write_switched(writer *w, token_text given, token_text words) {
+    static const char override[] = "/system_override";
+    if (find(given, override)) {
+        text rest = {0};
+        int code = leave_out(words, override, &rest);
+        if (!code) code = add(w, (token_text){rest.data, rest.n});
+        text_free(&rest);
+        return code ? code : add_mark(w, "<|im_end|>\n");
+    }
+    TRY(add_mark(w, w->t.style->heading));
+    TRY(add_mark(w, w->silent ? "/no_think" : "/think"));
+    TRY(add_mark(w, "\n\n## Custom Instructions\n\n"));
+    if (!words.n) return add_mark(w, w->t.persona[!w->silent]);
+    TRY(add(w, words));
+    return add_mark(w, "\n\n");
+}
+
+/* SmolLM3's head, which its template leaves open unless the message overrides it. */
+static int add_switched(writer *w) {
+    const message *first = &w->c->message[0];
+    token_text given = first->role == SYSTEM ? first->content : (token_text){"", 0};
+    text once = {0}, twice = {0};
+    w->silent = find(given, "/no_think") != NULL;
+    TRY(add_mark(w, "<|im_start|>system\n"));
+    int code = leave_out(given, "/no_think", &once);
+    if (!code) code = leave_out((token_text){once.data, once.n}, "/think", &twice);
+    if (!code) code = write_switched(w, given, (token_text){twice.data, twice.n});
+    text_free(&once);
+    text_free(&twice);
+    return code;
+}
+
+/* What stands between the assistant's mark and its words. */
+static const char *empty_thought(const writer *w) {
+    return w->silent ? "<think>\n\n</think>\n" : "";
+}
+
+/* ---- turns ------------------------------------------------------------------------------------------------------- */
+
 /* A system message that goes into turn i, or one without text. */
 static token_text system_in(const writer *w, size_t i) {
     const conversation *c = w->c;
@@ -212,9 +271,11 @@ static int add_answer(writer *w, size_t i) {
     const chat_style *style = w->t.style;
     bool last = i == w->c->n - 1;
     token_text content = w->c->message[i].content;
-    if (last) w->prompt = w->out.n + strlen(style->generation);
+    if (last) w->prompt = w->out.n + strlen(style->generation) + strlen(empty_thought(w));
     TRY(add_mark(w, style->assistant.before));
+    TRY(add_mark(w, empty_thought(w)));
     if (style->thinks) TRY(add_thinking(w, i));
+    else if (style->system_place == SYSTEM_SWITCHES) TRY(add(w, trim_newlines(content, true, false)));
     else TRY(add(w, style->trims || style->trims_answers ? trim(content) : content));
     return add_mark(w, last && style->last_after ? style->last_after : style->assistant.after);
 }
@@ -233,6 +294,7 @@ static int write_all(writer *w) {
     const conversation *c = w->c;
     token_text none = {"", 0};
     TRY(check_roles(c, style));
+    if (style->system_place == SYSTEM_SWITCHES) TRY(add_switched(w));
     if (w->t.bos) TRY(add(w, w->bos));
     if (c->message[0].role != SYSTEM) {
         const char *standard = w->t.default_system;
@@ -242,14 +304,61 @@ static int write_all(writer *w) {
     for (size_t i = 0; i < c->n; i++) TRY(add_message(w, i));
     if (c->message[c->n - 1].role == ASSISTANT) return w->t.eos ? add(w, w->eos) : 0;
     TRY(add_mark(w, style->generation));
+    TRY(add_mark(w, empty_thought(w)));
     w->prompt = w->out.n;
+    return 0;
+}
+
+/* ---- dates ------------------------------------------------------------------------------------------------------- */
+
+static bool digits(const char *s, size_t n) {
+    return strspn(s, "0123456789") >= n;
+}
+
+/* Year, month, day. */
+static bool read_date(const char *s, int part[3]) {
+    static const int days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+    if (strlen(s) != 10 || !digits(s, 4) || s[4] != '-' || !digits(s + 5, 2) || s[7] != '-' || !digits(s + 8, 2))
+        return false;
+    for (int i = 0; i < 3; i++) part[i] = atoi(s + (const int[]){0, 5, 8}[i]);
+    if (part[1] < 1 || part[1] > 12) return false;
+    bool leap = (part[0] % 4 == 0 && part[0] % 100 != 0) || part[0] % 400 == 0;
+    return part[2] >= 1 && part[2] <= days[part[1] - 1] + (part[1] == 2 && leap);
+}
+
+int chat_check_date(const char *date) {
+    int part[3];
+    return read_date(date, part) ? 0 : err_set(ERR_USAGE, "--date: '%.40s' is no date (want YYYY-MM-DD)", date);
+}
+
+/* The date as the template writes it; in English, whatever the locale. */
+static int choose_date(writer *w, const char *date) {
+    static const char *const months[] = {"January", "February", "March",     "April",   "May",      "June",
+                                         "July",    "August",   "September", "October", "November", "December"};
+    const chat_style *style = w->t.style;
+    int part[3];
+    if (!style->dates)
+        return date ? err_set(ERR_USAGE, "%s: the chat template, %s, writes no date: leave out --date", w->c->path,
+                              style->name)
+                    : 0;
+    if (!date && !style->date)
+        return err_set(ERR_USAGE, "%s: the chat template, %s, writes the day's date: give one with --date YYYY-MM-DD",
+                       w->c->path, style->name);
+    if (!date) {
+        snprintf(w->date, sizeof w->date, "%s", style->date);
+        return 0;
+    }
+    TRY(chat_check_date(date));
+    read_date(date, part);
+    snprintf(w->date, sizeof w->date, "%02d %.*s %04d", part[2], style->whole_months ? 9 : 3, months[part[1] - 1],
+             part[0]);
     return 0;
 }
 
 /* ---- all of it -------------------------------------------------------------------------------------------------- */
 
 int chat_render(const char *words, const char *path, const char *template, token_text bos, token_text eos,
-                chat_text *out) {
+                const char *date, chat_text *out) {
     *out = (chat_text){0};
     conversation c = {.path = path};
     writer w = {.c = &c, .bos = bos, .eos = eos};
@@ -257,11 +366,12 @@ int chat_render(const char *words, const char *path, const char *template, token
     int code = json_parse(words, path, &root);
     if (!code) code = read_messages(&c, root);
     if (!code) code = chat_recognise(template, path, &w.t);
+    if (!code) code = choose_date(&w, date);
     if (!code) code = write_all(&w);
     if (!code) code = text_add_bytes(&w.out, "", 1);
     if (code) text_free(&w.out);
     else *out = (chat_text){w.out.data, w.out.n - 1, w.prompt};
-    mem_free(w.t.default_system);
+    chat_template_free(&w.t);
     mem_free(c.message);
     cJSON_Delete(root);
     return code;
@@ -273,8 +383,9 @@ static token_text piece(const tokenizer *t, int32_t id) {
     return p;
 }
 
-int chat_render_for(const tokenizer *t, const char *words, const char *path, const char *template, chat_text *out) {
-    return chat_render(words, path, template, piece(t, tokenizer_bos(t)), piece(t, tokenizer_eos(t)), out);
+int chat_render_for(const tokenizer *t, const char *words, const char *path, const char *template, const char *date,
+                    chat_text *out) {
+    return chat_render(words, path, template, piece(t, tokenizer_bos(t)), piece(t, tokenizer_eos(t)), date, out);
 }
 
 void chat_free(chat_text *c) {

@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "tracer/utf8.h"
 
 #include <string.h>
 
@@ -45,6 +46,20 @@ static const chat_style styles[] = {
      .user = CHATML("user"),
      .assistant = CHATML("assistant"),
      .generation = "<|im_start|>assistant\n"},
+    {.name = "SmolLM3",
+     .has = {"'## Metadata\n\n'}}{{'Knowledge Cutoff Date: June 2025\n'}}{%settoday=strftime_now('%d %B %Y')%}{{'Today "
+             "Date: '~today~'\n'}}{{'Reasoning Mode: '+reasoning_mode+'\n\n'}}{{'## Custom Instructions\n\n'}}",
+             "system_message.replace('/no_think','').replace('/think','').rstrip()",
+             "custom_instructions.replace('/system_override','').rstrip()",
+             "'<|im_start|>'+message.role+'\n'+content+'<|im_end|>\n'",
+             "'<|im_start|>assistant\n<think>\n\n</think>\n'+content.lstrip('\n')+'<|im_end|>\n'", ANSWERS},
+     .system_place = SYSTEM_SWITCHES,
+     .user = CHATML("user"),
+     .assistant = CHATML("assistant"),
+     .generation = "<|im_start|>assistant\n",
+     .heading = "## Metadata\n\nKnowledge Cutoff Date: June 2025\nToday Date: \3\nReasoning Mode: ",
+     .dates = true,
+     .whole_months = true},
     {.name = "Phi-4",
      .has = {"'<|im_start|>user<|im_sep|>'+message.content+'<|im_end|><|im_start|>assistant<|im_sep|>'",
              "{{message.content+'<|im_end|>'}}"},
@@ -60,7 +75,9 @@ static const chat_style styles[] = {
      .user = LLAMA3("user"),
      .assistant = LLAMA3("assistant"),
      .generation = "<|start_header_id|>assistant<|end_header_id|>\n\n",
-     .heading = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n",
+     .heading = "Cutting Knowledge Date: December 2023\nToday Date: \3\n\n",
+     .date = "26 Jul 2024",
+     .dates = true,
      .trims = true},
     {.name = "Llama 3",
      .has = {LLAMA3_EXPRESSION, ANSWERS},
@@ -328,33 +345,55 @@ static bool is_style(const chat_style *style, const speller *s) {
     return !s->open && s->n_others == 0 && (s->n_newlines > 0) == style->newlines;
 }
 
+/* Part of a string as the template means it. */
+static int copy_string(const char *from, const char *to, char **out) {
+    *out = mem_string_n(from, (size_t)(to - from));
+    if (!*out) return ERR_DATA;
+    for (char *p = *out; *p; p++)
+        if (*p == QUOTE) *p = '\'';
+    return 0;
+}
+
 /* A ChatML template may bring the system message of conversations without one, as a string of its own. */
 static int find_default_system(const speller *s, chat_template *out) {
     static const char opening[] = "'<|im_start|>system\n", ending[] = "<|im_end|>";
     for (const char *at = s->out.data; (at = strstr(at, opening));) {
         at += strlen(opening);
-        size_t n = strcspn(at, "'");
         const char *end = strstr(at, ending);
-        if (!end || (size_t)(end - at) >= n) continue;
-        out->default_system = mem_string_n(at, (size_t)(end - at));
-        if (!out->default_system) return ERR_DATA;
-        for (char *p = out->default_system; *p; p++)
-            if (*p == QUOTE) *p = '\'';
-        return 0;
+        if (end && (size_t)(end - at) < strcspn(at, "'")) return copy_string(at, end, &out->default_system);
     }
     return 0;
 }
 
+/* What SmolLM3's template says where no message does, with thoughts and without. */
+static int find_personas(const speller *s, chat_template *out) {
+    static const char with[] = "{%elifreasoning_mode=='/think'%}{{'", without[] = "'}}{%else%}{{'";
+    const char *at = strstr(s->out.data, with), *end = at ? strchr(at + strlen(with), '\'') : NULL;
+    if (!end || strncmp(end, without, strlen(without)) != 0) return 0;
+    TRY(copy_string(at + strlen(with), end, &out->persona[true]));
+    at = end + strlen(without);
+    return copy_string(at, at + strcspn(at, "'"), &out->persona[false]);
+}
+
+/* Whole characters, at most 60 bytes of them. */
+static int start_of(const char *template) {
+    size_t n = 0, bytes = strlen(template);
+    for (size_t step; n < bytes; n += step) {
+        step = utf8_length(template + n, bytes - n);
+        if (!step) step = 1;
+        if (n + step > 60) break;
+    }
+    return (int)n;
+}
+
 static int refuse(const char *template, const char *path) {
-    char start[61] = "";
     text known = {0};
-    for (size_t i = 0; i < 60 && template[i]; i++) start[i] = template[i], start[i + 1] = 0;
     int code = 0;
     for (size_t i = 0; i < N_STYLES && !code; i++)
         if (i == 0 || strcmp(styles[i].name, styles[i - 1].name) != 0)
             code = text_add(&known, "%s%s", i ? ", " : "", styles[i].name);
-    code = err_set(ERR_DATA, "%s: the chat template '%s...' is of no family that is known here (%s)", path, start,
-                   known.data ? known.data : "");
+    code = err_set(ERR_DATA, "%s: the chat template '%.*s...' is of no family that is known here (%s)", path,
+                   start_of(template), template, known.data ? known.data : "");
     text_free(&known);
     return code;
 }
@@ -365,7 +404,9 @@ static int recognise(const speller *s, const char *template, const char *path, c
     if (!out->style) return refuse(template, path);
     out->bos = strstr(s->out.data, "bos_token") && out->style->user.before[0] != '\1';
     out->eos = strstr(s->out.data, "{%else%}{{eos_token}}{%endif%}") != NULL;
-    return find_default_system(s, out);
+    if (out->style->system_place != SYSTEM_SWITCHES) return find_default_system(s, out);
+    TRY(find_personas(s, out));
+    return out->persona[false] ? 0 : refuse(template, path);
 }
 
 int chat_recognise(const char *template, const char *path, chat_template *out) {
@@ -375,4 +416,10 @@ int chat_recognise(const char *template, const char *path, chat_template *out) {
     if (!code) code = recognise(&s, template, path, out);
     text_free(&s.out);
     return code;
+}
+
+void chat_template_free(chat_template *t) {
+    mem_free(t->default_system);
+    for (int i = 0; i < 2; i++) mem_free(t->persona[i]);
+    *t = (chat_template){0};
 }

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "tracer/answers.h"
 #include "tracer/capture.h"
+#include "tracer/chat.h"
 #include "tracer/plugin.h"
 #include "tracer/resume.h"
 #include "tracer/texts.h"
@@ -21,7 +22,7 @@
 enum { TOPK_DEFAULT = 32, TOPK_MAX = 4096, DENSE_LIMIT_MIB = 512 };
 
 typedef struct settings {
-    const char *out, *attention, *gradients, *logits, *temperature, *top_p;
+    const char *out, *attention, *gradients, *logits, *date, *temperature, *top_p;
     long long tokens, skip, stride, windows, prompt, generate, threads, seed;
     bool jsonl, ids, chat, special, marked, show, resume, force, quiet, verbose;
     plugin_choice compute;
@@ -371,6 +372,9 @@ static int check(const settings *s) {
     TRY(exclude(s->marked, "marked", s->generate, "generate", whole));
     if (s->stride && s->tokens < 2) return err_set(ERR_USAGE, "--stride needs --tokens N, the length of its windows");
     if (s->windows && !s->stride) return err_set(ERR_USAGE, "--windows needs --stride");
+    if (s->date && !s->chat && !s->jsonl)
+        return err_set(ERR_USAGE, "--date is for conversations: --chat, or --jsonl with \"messages\"");
+    if (s->date) TRY(chat_check_date(s->date));
     return check_generation(s);
 }
 
@@ -391,6 +395,7 @@ static int resolve(job *j) {
     j->ask = (text_ask){.path = s->files.item + 1,
                         .n_paths = s->files.n - 1,
                         .form = form_of(s),
+                        .date = s->date,
                         .marked = s->marked,
                         .special = s->special,
                         .prompt = s->prompt,
@@ -433,6 +438,8 @@ int cmd_trace(int argc, char **argv) {
          "each text is a conversation in JSON, written as the model's chat template would; its prompt ends where the "
          "assistant's last answer begins",
          0, 0},
+        {"date", 0, OPT_TEXT, true, &s.date, "YYYY-MM-DD",
+         "the day that a chat template writes (default: the template's own, as in Llama 3; SmolLM3's needs one)", 0, 0},
         {"ids", 0, OPT_FLAG, true, &s.ids, NULL,
          "texts hold token ids, separated by white space or as a JSON array; no BOS is put in front", 0, 0},
         {"tokens", 0, OPT_INT, true, &s.tokens, "N", "only the first N tokens of each text", 1, INT32_MAX},

@@ -90,7 +90,7 @@ static int read_conversation(reader *r, document *d, const char *words) {
     if (!r->template) TRY(model_chat_template(r->ask->model, &r->template));
     if (!r->template)
         return err_set(ERR_DATA, "%s: is a conversation, but %s has no chat template", d->name, r->ask->model->path);
-    TRY(chat_render_for(r->ask->tokenizer, words, d->name, r->template, &c));
+    TRY(chat_render_for(r->ask->tokenizer, words, d->name, r->template, r->ask->date, &c));
     int code = take_rendered(r, d, &c);
     chat_free(&c);
     return code;

@@ -38,6 +38,7 @@ typedef struct document_ask {
     bool to_continue;   /* a document ends with its prompt, where it names one */
     const model *model; /* its vocabulary bounds ids; its template writes conversations */
     const tokenizer *tokenizer;
+    const char *date; /* for conversations: see chat_render */
 } document_ask;
 
 /* Add what a file, or standard input ("-"), holds: one document, of JSONL as many as there are lines that are not

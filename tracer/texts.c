@@ -217,7 +217,7 @@ static int check_stdin(const text_ask *ask) {
 int texts_read(const text_ask *ask, const model *m, const tokenizer *t, text_list *out) {
     TRY(check_stdin(ask));
     for (size_t i = 0; i < ask->n_paths; i++) {
-        const document_ask what = {ask->form, ask->generate > 0, m, t};
+        const document_ask what = {ask->form, ask->generate > 0, m, t, ask->date};
         document_list docs = {0};
         int code = documents_read(ask->path[i], &what, &docs);
         for (size_t k = 0; k < docs.n && !code; k++) code = take_document(ask, m, t, &docs.item[k], out);

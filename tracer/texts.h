@@ -35,6 +35,7 @@ typedef struct text_ask {
     const char *const *path;
     size_t n_paths;
     document_form form;
+    const char *date;     /* chat_render; NULL: none */
     bool marked, special; /* marks.h; tokenizer_encode */
     int64_t prompt;       /* steps that see everything; -1: as the document says, else 0 */
     int64_t skip;         /* tokens left out at the start, a BOS in front not counted */

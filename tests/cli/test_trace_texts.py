@@ -27,6 +27,12 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+DATED = (
+    "{{ 'Cutting Knowledge Date: December 2023\\n' }}{% set date_string = '26 Jul 2024' %}{{ 'Today Date: ' + date_string }}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
@@ -390,6 +396,20 @@ def test_the_model_answers(chatty, tmp_path):
     refused(tmp_path, 1, "c.json: nothing follows the prompt", "trace", chatty, "--chat", "c.json", "-o", "x.h5")
 
 
+def test_a_template_that_writes_the_day(chatty, tmp_path):
+    """The day that was asked for is in the text and the recorded command; without one, Llama 3's own."""
+    folder = tmp_path / "dated"
+    shutil.copytree(chatty, folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": DATED}))
+    (tmp_path / "c.json").write_text(json.dumps(ANSWERED))
+    (own,) = traced(tmp_path, folder, "--chat", tmp_path / "c.json")
+    (given,) = traced(tmp_path, folder, "--chat", tmp_path / "c.json", "--date", "2026-11-05")
+    assert b"\nToday Date: 26 Jul 2024\n" in own.text() and b"\nToday Date: 05 Nov 2026\n" in given.text()
+    refused(tmp_path, 2, "writes no date: leave out --date", "trace", chatty, "--chat", "c.json", "-o", "x.h5", "--date",
+            "2026-11-05")  # fmt: skip
+
+
 def test_conversations_that_are_refused(tiny, chatty, tmp_path):
     (tmp_path / "c.json").write_text(json.dumps(ANSWERED))
     refused(tmp_path, 1, ["c.json: is a conversation", "tiny.gguf has no chat template"], "trace", tiny, "--chat", "c.json",
@@ -413,6 +433,8 @@ def test_conversations_that_are_refused(tiny, chatty, tmp_path):
     (["--marked", "--skip", 3], "--marked and --skip"),
     (["--marked", "--tokens", 9, "--stride", 3], "--marked and --stride"),
     (["--marked", "--generate", 3], "--marked and --generate"),
+    (["--date", "2026-11-05"], "--date is for conversations"),
+    (["--chat", "--date", "5 Nov 2026"], "--date: '5 Nov 2026' is no date (want YYYY-MM-DD)"),
     (["--stride", 5], "--stride needs --tokens"),
     (["--stride", 5, "--tokens", 1], "--stride needs --tokens"),
     (["--windows", 5, "--tokens", 4], "--windows needs --stride"),

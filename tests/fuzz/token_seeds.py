@@ -52,11 +52,11 @@ TOKENIZERS = {
         split("a", "MergedWithPrevious", True, "String"), split("\\W*", "Contiguous"), split("c", "Removed"), BYTES)),
         "abc abc  a1b2\n"),
     "legacy": (tokenizer(CHARS, [f"{SPACE} a", "a b"], byte_fallback=True, fuse_unk=True, unk_token="<unk>",
-                         normalizer=sequence("normalizers", {"type": "Prepend", "prepend": SPACE},
+                         normalizer=sequence("normalizers", {"type": "NFC"}, {"type": "Prepend", "prepend": SPACE},
                                              {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}),
                          added_tokens=[added(1, "<s>", rstrip=True), added(0, "<unk>", normalized=True),
                                        added(12, "aa", special=False, lstrip=True, normalized=True)],
-                         post_processor=TEMPLATE, decoder=DECODER), "ab <s> \u00e9aa\n"),
+                         post_processor=TEMPLATE, decoder=DECODER), "ab <s> \u00e9aae\u0301\n"),
     "metaspace": (tokenizer(CHARS, [[SPACE, "a"]], byte_fallback=True, pre_tokenizer={
         "type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": True},
         decoder={"type": "Metaspace", "replacement": SPACE}), "a  ab a"),
@@ -70,6 +70,13 @@ CHATS = {
              "content.lstrip('\\n') }}{% if loop.index0 > ns.last_query_index and add_generation_prompt %}{% endif %}",
     "llama2": "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{{ ' ' + content.strip() + ' ' + eos_token }}"
               "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}",
+    "smollm3": "{{ '## Metadata\\n\\n' }}{{ 'Knowledge Cutoff Date: June 2025\\n' }}{% set today = strftime_now('%d %B %Y') %}"
+               "{{ 'Today Date: ' ~ today ~ '\\n' }}{{ 'Reasoning Mode: ' + reasoning_mode + '\\n\\n' }}"
+               "{{ '## Custom Instructions\\n\\n' }}{% elif reasoning_mode == '/think' %}{{ 'a' }}{% else %}{{ 'b' }}"
+               "{% set c = system_message.replace('/no_think', '').replace('/think', '').rstrip() %}"
+               "{{ custom_instructions.replace('/system_override', '').rstrip() }}"
+               "{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% if add_generation_prompt %}"
+               "{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n' + content.lstrip('\\n') + '<|im_end|>\\n' }}",
     "zephyr": "".join("{{ '<|%s|>\\n' + message['content'] + eos_token }}\n{%% if x %%}" % r
                       for r in ("user", "system", "assistant")),
 }

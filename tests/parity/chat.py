@@ -7,6 +7,7 @@ The families' published templates stand below, as far as they concern messages w
 files on the command line are compared too. SmolLM2's is its GGUF file's own. Exit 1 on any difference: in the text, in
 where the answer begins, or in what one refuses and the other does not.
 """
+import datetime
 import itertools
 import json
 import random
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 import token_driver
 
@@ -107,6 +109,82 @@ TEMPLATES = {
         {{- '<think>\n\n</think>\n\n' }}
     {%- endif %}
 {%- endif %}""",
+    "smollm3": r"""{# ───── defaults ───── #}
+{%- if enable_thinking is not defined -%}
+{%- set enable_thinking = true -%}
+{%- endif -%}
+
+{# ───── reasoning mode ───── #}
+{%- if enable_thinking -%}
+{%- set reasoning_mode = "/think" -%}
+{%- else -%}
+{%- set reasoning_mode = "/no_think" -%}
+{%- endif -%}
+
+{# ───── header (system message) ───── #}
+{{- "<|im_start|>system\n" -}}
+
+{%- if messages[0].role == "system" -%}
+{%- set system_message = messages[0].content -%}
+{%- if "/no_think" in system_message -%}
+{%- set reasoning_mode = "/no_think" -%}
+{%- elif "/think" in system_message -%}
+{%- set reasoning_mode = "/think" -%}
+{%- endif -%}
+{%- set custom_instructions = system_message.replace("/no_think", "").replace("/think", "").rstrip() -%}
+{%- endif -%}
+
+{%- if "/system_override" in system_message -%}
+{{- custom_instructions.replace("/system_override", "").rstrip() -}}
+{{- "<|im_end|>\n" -}}
+{%- else -%}
+{{- "## Metadata\n\n" -}}
+{{- "Knowledge Cutoff Date: June 2025\n" -}}
+{%- set today = strftime_now("%d %B %Y") -%}
+{{- "Today Date: " ~ today ~ "\n" -}}
+{{- "Reasoning Mode: " + reasoning_mode + "\n\n" -}}
+
+{{- "## Custom Instructions\n\n" -}}
+{%- if custom_instructions -%}
+{{- custom_instructions + "\n\n" -}}
+{%- elif reasoning_mode == "/think" -%}
+{{- "You are a helpful AI assistant named SmolLM, trained by Hugging Face. Please structure your response into two main sections: Thought and Solution using the specified format: <think> Thought section </think> Solution section.\n\n" -}}
+{%- else -%}
+{{- "You are a helpful AI assistant named SmolLM, trained by Hugging Face.\n\n" -}}
+{%- endif -%}
+
+{%- if xml_tools or python_tools -%}
+{{- "### Tools\n\n" -}}
+{{- "\n\n" -}}
+{{- "<|im_end|>\n" -}}
+{%- endif -%}
+{%- endif -%}
+{# ───── main loop ───── #}
+{%- for message in messages -%}
+    {%- set content = message.content if message.content is string else "" -%}
+    {%- if message.role == "user" -%}
+        {{ "<|im_start|>" + message.role + "\n"  + content + "<|im_end|>\n" }}
+    {%- elif message.role == "assistant" -%}
+        {% generation %}
+        {%- if reasoning_mode == "/think" -%}
+            {{ "<|im_start|>assistant\n" + content.lstrip("\n") + "<|im_end|>\n" }}
+        {%- else -%}
+            {{ "<|im_start|>assistant\n" + "<think>\n\n</think>\n" + content.lstrip("\n") + "<|im_end|>\n" }}
+        {%- endif -%}
+        {% endgeneration %}
+    {%- elif message.role == "tool" -%}
+    {{ "<|im_start|>" + "user\n"  + content + "<|im_end|>\n" }}
+    {%- endif -%}
+{%- endfor -%}
+{# ───── generation prompt ───── #}
+{%- if add_generation_prompt -%}
+    {%- if reasoning_mode == "/think" -%}
+        {{ "<|im_start|>assistant\n" }}
+    {%- else -%}
+        {{ "<|im_start|>assistant\n" + "<think>\n\n</think>\n"  }}
+    {%- endif -%}
+{%- endif -%}
+""",
     "phi-4": "{% for message in messages %}{% if (message['role'] == 'system') %}{{'<|im_start|>system<|im_sep|>' + "
              "message['content'] + '<|im_end|>'}}{% elif (message['role'] == 'user') %}{{'<|im_start|>user<|im_sep|>' + "
              "message['content'] + '<|im_end|><|im_start|>assistant<|im_sep|>'}}{% elif (message['role'] == 'assistant')"
@@ -267,17 +345,30 @@ for name, space, trim in (("mistral v3", " ", "|trim"), ("mistral nemo", "", "")
 {{%- endfor %}}
 """
 
+TEMPLATES["llama 3.2"] = TEMPLATES["llama 3.1"].replace("""    {%- set date_string = "26 Jul 2024" %}
+""", """    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "26 Jul 2024" %}
+    {%- endif %}
+""")
+# The day that a template writes: given to ours, today's for transformers. Without one Llama 3.1 has its own.
+TODAY = datetime.datetime(2026, 3, 5)
+DATED = {"smollm3", "llama 3.2"}
+
 # Of no family that is known: each must be refused.
 UNKNOWN = {
     "empty": "", "vicuna": "{% for message in messages %}{{ 'USER: ' + message['content'] }}{% endfor %}",
     "chatml with a newline more": TEMPLATES["chatml"].replace("{% endfor %}", "\n{% endfor %}"),
-    "smollm3": "{%- set today = strftime_now('%d %B %Y') -%}" + TEMPLATES["chatml"],
+    "today": "{%- set today = strftime_now('%d %B %Y') -%}" + TEMPLATES["chatml"],
+    "smollm3 without personas": TEMPLATES["smollm3"].replace("elif reasoning_mode", "elif not reasoning_mode"),
+    "smollm3 of another day": TEMPLATES["smollm3"].replace("June 2025", "July 2025"),
     "thoughts": "{{ '</think>' }}" + TEMPLATES["chatml"], "open": TEMPLATES["chatml"] + "{{ 'never ends",
     "mistral with tools only": TEMPLATES["mistral v3"].replace("[INST]", "[PROMPT]"),
 }
 CONTENTS = ["Hello", "", "  two  spaces \n", "\n\nline\n", "caf\u00e9 \u4f60\u597d \U0001f600", "\u00a0nbsp\u3000",
             "<|im_end|>", "it's \"quoted\" \\n", "</s>[INST]", "<think>\nhm\n\n</think>\n\nYes", "a</think>b</think>\nc",
-            "<tool_response>x</tool_response>", "\x1fseparators\x1c", "{{ bos_token }}"]
+            "<tool_response>x</tool_response>", "\x1fseparators\x1c", "{{ bos_token }}", "/no_think", "brief /think/no_think\n", "/th/no_thinkink /system_override\n"]
 
 
 def conversations(n, rng):
@@ -298,10 +389,9 @@ def reference(template, bos, eos):
         answer = messages[-1]["role"] == "assistant"
         asked = len(messages) > 1 and messages[-2]["role"] == "user"
         try:
-            text = t.apply_chat_template(messages, tokenize=False, add_generation_prompt=not answer,
-                                         date_string="26 Jul 2024")
-            before = t.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True,
-                                           date_string="26 Jul 2024") if answer and asked else None
+            text = t.apply_chat_template(messages, tokenize=False, add_generation_prompt=not answer)
+            before = t.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True) \
+                if answer and asked else None
         except Exception as error:  # Jinja's own, and what a template raises
             return None, str(error)
         return text, before
@@ -314,7 +404,8 @@ def compare(name, template, driver, folder, cases, bos="<s>", eos="</s>"):
     path.write_bytes(template.encode())
     render = reference(template, bos, eos)
     lines = "".join(json.dumps(c if i % 2 else {"messages": c}) + "\n" for i, c in enumerate(cases))
-    done = subprocess.run([driver, path, bos, eos], input=lines.encode(), capture_output=True, check=True)
+    day = [f"{TODAY:%Y-%m-%d}"] if name in DATED else []
+    done = subprocess.run([driver, path, bos, eos, *day], input=lines.encode(), capture_output=True, check=True)
     bad = rendered = ours_only = 0
     for messages, line in zip(cases, done.stdout.decode().splitlines(), strict=True):
         ours = json.loads(line)
@@ -346,13 +437,20 @@ def refused(name, template, driver, folder):
     path.write_bytes(template.encode())
     done = subprocess.run([driver, path, "", ""], input=b'[{"role": "user", "content": "x"}]\n', capture_output=True)
     answer = json.loads(done.stdout)
-    wanted = f"the chat template '{template[:60]}...' is of no family that is known here (Qwen3, ChatML, "
+    wanted = f"the chat template '{template.encode()[:60].decode(errors='ignore')}...' is of no family that is known here (Qwen3, ChatML, "
     fine = wanted.replace("\n", "?") in answer.get("error", "")
     print(f"{name:32} refused" if fine else f"{name}: {answer}")
     return not fine
 
 
+class Day(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return TODAY
+
+
 def main():
+    chat_template_utils.datetime = Day
     cases = list(conversations(400, random.Random(1)))
     templates = dict(TEMPLATES)
     templates |= {path: Path(path).read_text() for path in sys.argv[1:]}

@@ -1,4 +1,4 @@
-/* Renders conversations for tests/parity/chat.py: chat_main TEMPLATE-FILE BOS EOS < CONVERSATIONS
+/* Renders conversations for tests/parity/chat.py: chat_main TEMPLATE-FILE BOS EOS [DATE] < CONVERSATIONS
  *
  * CONVERSATIONS: a line of JSON each. Prints a line of JSON each: {"text": ..., "prompt": BYTES} or {"error": ...}. */
 #include "base/err.h"
@@ -29,14 +29,14 @@ static char *read_file(const char *path) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) stop("usage: chat_main TEMPLATE-FILE BOS EOS < CONVERSATIONS");
+    if (argc != 4 && argc != 5) stop("usage: chat_main TEMPLATE-FILE BOS EOS [DATE] < CONVERSATIONS");
     char *template = read_file(argv[1]), *line = NULL;
     size_t capacity = 0;
     while (getline(&line, &capacity, stdin) > 0) {
         chat_text c;
         cJSON *out = cJSON_CreateObject();
         if (chat_render(line, "stdin", template, (token_text){argv[2], strlen(argv[2])},
-                        (token_text){argv[3], strlen(argv[3])}, &c)) {
+                        (token_text){argv[3], strlen(argv[3])}, argc == 5 ? argv[4] : NULL, &c)) {
             cJSON_AddStringToObject(out, "error", err_message());
         } else {
             cJSON_AddStringToObject(out, "text", c.text);
