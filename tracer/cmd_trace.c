@@ -8,6 +8,7 @@
 #include "tracer/answers.h"
 #include "tracer/capture.h"
 #include "tracer/chat.h"
+#include "tracer/model_files.h"
 #include "tracer/plugin.h"
 #include "tracer/resume.h"
 #include "tracer/texts.h"
@@ -322,6 +323,7 @@ static int compute(job *j) {
 
 static int run(job *j) {
     capture *c = &j->capture;
+    TRY(model_check_output(j->set->files.item[0], j->set->out));
     TRY(plugin_backend(j->set->compute.backend, &c->backend));
     TRY(model_open(j->set->files.item[0], &j->model));
     TRY(read_texts(j));

@@ -7,6 +7,7 @@
 #include "sim/policy_plugin.h"
 #include "sim/results.h"
 #include "sim/spec.h"
+#include "tracer/model_files.h"
 #include "tracer/plugin.h"
 #include "tracer/tracer.h"
 #include "tracer/verify.h"
@@ -436,6 +437,7 @@ static void close_with(const job *j) {
 static int check_calibration_file(const settings *s, const char *const *inputs, int n_inputs) {
     outfile f;
     if (!s->calibrate) return 0;
+    TRY(model_check_output(s->files.item[0], s->calibrate));
     TRY(outfile_begin(&f, s->calibrate, s->force, inputs, n_inputs));
     outfile_abort(&f);
     return 0;
@@ -447,6 +449,7 @@ static int begin_files(const settings *s, outfile *csv) {
     for (size_t i = 0; i < s->files.n; i++) inputs[n++] = s->files.item[i];
     if (s->from_lifetimes) inputs[n++] = s->from_lifetimes;
     if (s->grid.path) inputs[n++] = s->grid.path;
+    TRY(model_check_output(s->files.item[0], s->out));
     TRY(outfile_begin(csv, s->out, s->force, inputs, n));
     return check_calibration_file(s, inputs, n);
 }

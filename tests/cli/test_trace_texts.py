@@ -419,6 +419,25 @@ def test_conversations_that_are_refused(tiny, chatty, tmp_path):
         refused(tmp_path, 1, "c.json: ", "trace", chatty, "--chat", "c.json", "-o", "x.h5")
 
 
+# ---- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_not_overwritten(tiny, tmp_path):
+    """Neither a file of a folder nor a shard of a set; a trace that lies beside them may be replaced."""
+    folder = tmp_path / "m"
+    shutil.copytree(ROOT / "tests/tiny", folder)
+    for name in "m-00001-of-00002.gguf", "m-00002-of-00002.gguf":
+        shutil.copy(tiny, tmp_path / name)
+    (tmp_path / "a.txt").write_bytes(PROMPT)
+    for name in "model.safetensors", "config.json", "tokenizer.json":
+        refused(tmp_path, 2, f"m/{name}: is a file of the model m", "trace", "m", "a.txt", "-o", f"m/{name}", "--force", "-q")
+    refused(tmp_path, 2, "is an input", "trace", tiny, "a.txt", "-o", "a.txt", "--force", "-q")
+    refused(tmp_path, 2, "m-00002-of-00002.gguf: is a file of the model m-00001-of-00002.gguf", "trace",
+            "m-00001-of-00002.gguf", "a.txt", "-o", "m-00002-of-00002.gguf", "--force", "-q")  # fmt: skip
+    for _ in range(2):
+        assert kvlag("trace", ".", "../a.txt", "-o", "t.h5", "--force", "-q", cwd=folder).returncode == 0
+
+
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
