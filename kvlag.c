@@ -30,6 +30,15 @@ static void interrupted(int signal_number) {
     _exit(128 + signal_number);
 }
 
+/* A page of a mapped file that is no longer there: someone cut the file short. */
+static void cut_short(int signal_number) {
+    static const char said[] = "kvlag: a file was cut short while it was read (start again once it is whole)\n";
+    (void)signal_number;
+    outfile_abort_all();
+    if (write(STDERR_FILENO, said, sizeof said - 1) < 0) _exit(ERR_DATA);
+    _exit(ERR_DATA);
+}
+
 static void clean_up_on(int signal_number) {
     if (signal(signal_number, SIG_IGN) != SIG_IGN) signal(signal_number, interrupted); /* nohup stays in force */
 }
@@ -55,6 +64,7 @@ int main(int argc, char **argv) {
     clean_up_on(SIGINT);
     clean_up_on(SIGTERM);
     clean_up_on(SIGHUP);
+    signal(SIGBUS, cut_short);
     signal(SIGXFSZ, SIG_IGN);     /* a full quota is a failed write, not the end of the process */
     signal(SIGPIPE, interrupted); /* `| head` is no error; the gnuplot pipe guards itself */
     int code = run(argc, argv);

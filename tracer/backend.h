@@ -113,7 +113,8 @@ typedef struct step_view {
 typedef struct backend_options {
     const char *device;    /* "" = the first */
     const char *precision; /* "f32" or "bf16": of the products' inputs */
-    const char *weights;   /* "dense": dequantised once; "blocks": kept as in the file, dequantised layer by layer */
+    const char *weights;   /* "dense": dequantised once; "blocks": as in the file, dequantised layer by layer; "auto":
+                              what suits it */
     bool offload;          /* layers stay in host memory and come to the device one by one */
 } backend_options;
 
@@ -122,7 +123,7 @@ typedef struct backend_times {
     double compute, copy;
 } backend_times;
 
-enum { BACKEND_PLUGIN_VERSION = 2 /* changes with any struct of these headers */ };
+enum { BACKEND_PLUGIN_VERSION = 3 /* changes with any struct of these headers */ };
 
 typedef struct backend {
     const char *name; /* "cpu", "cuda" */
@@ -156,6 +157,9 @@ typedef struct backend {
      * Values that are not finite are an error naming layer, head and token. What a copy computes does not depend on the
      * other copies, nor on the number of threads. */
     int (*steps_next)(backend_steps *steps, int32_t token, step_view *out);
+    /* In place of n first calls of steps_next whose views are not wanted: the same caches up to rounding, far sooner.
+     * NULL where a backend has no such way. */
+    int (*steps_fill)(backend_steps *steps, const int32_t *tokens, int32_t n);
     /* After step t: copy `copy` drops the entries of one kv head with evict_at <= t+1. Thread-safe for different kv
      * heads, layers or copies. Windows need no call. */
     void (*steps_forget)(backend_steps *steps, size_t copy, int layer, int kv_head, const int32_t *evict_at);

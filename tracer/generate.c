@@ -128,7 +128,10 @@ int generate_pick(generator *g, const float *logits, double u, int32_t *id) {
 static int run_steps(generator *g, backend_steps *steps, const int32_t *prompt, size_t n_prompt, uint32_t number,
                      int32_t *answer, size_t *n, double *done) {
     step_view view;
-    for (size_t t = 0; t < n_prompt; t++) {
+    size_t filled = g->backend->steps_fill ? n_prompt - 1 : 0;
+    if (filled) TRY(g->backend->steps_fill(steps, prompt, (int32_t)filled));
+    progress_at(*done += (double)filled);
+    for (size_t t = filled; t < n_prompt; t++) {
         TRY(g->backend->steps_next(steps, prompt[t], &view));
         progress_at(++*done);
     }

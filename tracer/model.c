@@ -197,33 +197,24 @@ void model_report_unused(const model *m, bool (*known)(const char *name)) {
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-/* [n] columns of a tensor that is stored [inputs][outputs]. */
-static int read_columns(const model_weight *w, size_t inputs, size_t row0, size_t n, float *out) {
-    size_t outputs = (size_t)w->tensor->dims[0];
-    float *row = mem_new(outputs, sizeof *row, "a transposed weight");
-    if (!row) return ERR_DATA;
-    int code = 0;
-    for (size_t i = 0; i < inputs && !code; i++) {
-        code = tensor_rows(w->tensor, i, 1, row);
-        for (size_t o = 0; o < n && !code; o++) out[o * inputs + i] = row[w->row0 + row0 + o];
-    }
-    mem_free(row);
-    return code;
-}
-
-/* A part of a vector. */
-static int read_part(const model_weight *w, size_t inputs, float *out) {
-    float *whole = mem_new((size_t)w->tensor->dims[0], sizeof *whole, "a fused bias");
-    if (!whole) return ERR_DATA;
-    int code = tensor_rows(w->tensor, 0, 1, whole);
-    if (!code) memcpy(out, whole + w->row0, inputs * sizeof *out);
-    mem_free(whole);
-    return code;
+/* Columns row0 .. row0+n-1 of a tensor that is stored [inputs][outputs], patch by patch through the cache. */
+static int read_transposed(const model_weight *w, size_t inputs, size_t row0, size_t n, float *out) {
+    enum { PATCH = 16 };
+    float patch[PATCH][PATCH];
+    for (size_t o = 0; o < n; o += PATCH)
+        for (size_t i = 0; i < inputs; i += PATCH) {
+            size_t across = n - o < PATCH ? n - o : PATCH, down = inputs - i < PATCH ? inputs - i : PATCH;
+            for (size_t r = 0; r < down; r++)
+                TRY(tensor_columns(w->tensor, i + r, w->row0 + row0 + o, across, patch[r]));
+            for (size_t c = 0; c < across; c++)
+                for (size_t r = 0; r < down; r++) out[(o + c) * inputs + i + r] = patch[r][c];
+        }
+    return 0;
 }
 
 int model_read(const model_weight *w, size_t inputs, size_t row0, size_t n, float *out) {
-    if (w->transposed) return read_columns(w, inputs, row0, n, out);
-    if (w->tensor->dims[0] != inputs) return read_part(w, inputs, out);
+    if (w->transposed) return read_transposed(w, inputs, row0, n, out);
+    if (w->tensor->dims[0] != inputs) return tensor_columns(w->tensor, 0, w->row0, inputs, out); /* of a fused bias */
     TRY(tensor_rows(w->tensor, w->row0 + row0, n, out));
     for (size_t i = 0; w->plus_one && i < n * inputs; i++) out[i] += 1;
     return 0;

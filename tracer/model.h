@@ -73,7 +73,7 @@ int model_chat_template(const model *m, char **out);
 void model_slot_shape(const model *m, arch_slot slot, int64_t *outputs, int64_t *inputs);
 
 /* Values of outputs row0 .. row0+n-1 of a weight with `inputs` inputs as f32, [n][inputs]; of a vector, row 0 of 1.
- * Thread-safe. A transposed one is read column by column: ask for many rows at once. */
+ * Thread-safe. A transposed one must be of a type without blocks. */
 int model_read(const model_weight *w, size_t inputs, size_t row0, size_t n, float *out);
 
 /* Multiplications and additions of one forward pass over n tokens, causal attention counted as the triangle it is. */

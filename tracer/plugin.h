@@ -13,15 +13,15 @@ typedef struct plugin_choice {
 
 /* A choice before its options are parsed, and its rows of a command's table: what can change results is recorded. */
 /* clang-format off */
-#define PLUGIN_CHOICE {.backend = "auto", .options = {.device = "", .precision = "f32", .weights = "dense"}}
+#define PLUGIN_CHOICE {.backend = "auto", .options = {.device = "", .precision = "f32", .weights = "auto"}}
 #define PLUGIN_OPTIONS(c)                                                                                             \
     {"backend", 0, OPT_CHOICE, true, &(c).backend, "auto|cpu|cuda",                                                   \
      "what computes (auto: cuda where it can, else cpu)", 0, 0},                                                      \
     {"device", 0, OPT_TEXT, false, &(c).options.device, "N", "CUDA device (default: the first visible one)", 0, 0},   \
     {"precision", 0, OPT_CHOICE, true, &(c).options.precision, "f32|bf16",                                            \
      "of what matrix products take in (default f32)", 0, 0},                                                          \
-    {"weights", 0, OPT_CHOICE, false, &(c).options.weights, "dense|blocks",                                           \
-     "on the device: dequantised, or as they stand in the file (default dense)", 0, 0},                               \
+    {"weights", 0, OPT_CHOICE, false, &(c).options.weights, "auto|dense|blocks",                                      \
+     "in memory: dequantised, or as they stand in the file (auto: dense on cuda, blocks on cpu)", 0, 0},                               \
     {"offload", 0, OPT_FLAG, false, &(c).options.offload, NULL,                                                       \
      "keep the layers in host memory, for models that exceed the device's", 0, 0}
 /* clang-format on */

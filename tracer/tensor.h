@@ -20,3 +20,9 @@ typedef struct tensor {
 /* Dequantise rows row0 .. row0+n-1 (a row is dims[0] values) to f32. Thread-safe. ERR_DATA, naming file and tensor: a
  * type that is not supported, rows that it does not have. */
 int tensor_rows(const tensor *t, size_t row0, size_t n, float *out);
+
+/* Values col0 .. col0+n-1 of one row; of a type with blocks, whole ones. Thread-safe. Errors as tensor_rows. */
+int tensor_columns(const tensor *t, size_t row, size_t col0, size_t n, float *out);
+
+/* Refuse a type that cannot be read, before any work is done. */
+int tensor_check(const tensor *t);

@@ -11,6 +11,7 @@ from pathlib import Path
 
 KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
 ROOT = Path(__file__).resolve().parents[2]
+SANITIZED = re.search(rb"__(asan|tsan|ubsan)_", Path(KVLAG).read_bytes()) is not None  # which takes memory of its own
 ORACLE = str(ROOT / "tests/oracle")
 if ORACLE not in sys.path:
     sys.path.append(ORACLE)
@@ -85,6 +86,26 @@ def refused(folder, code, words, *args, **more):
         assert word in said, f"'{word}' is not in: {said}"
     assert not done.stdout, done.stdout
     assert snapshot(folder) == before
+
+
+# A child inherits the peak of the process it was forked from, so a small one starts it.
+LAUNCHER = """
+import os
+import sys
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(child, 0)
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def peak_mib(*args):
+    """Peak resident memory of a call, and the lines it said."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", LAUNCHER, KVLAG, *map(str, args)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout) / 1024, done.stderr.splitlines()
 
 
 def killed_after(here, journal, size, *args):

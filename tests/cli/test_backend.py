@@ -133,7 +133,7 @@ def test_options_reach_the_backend(inputs, plugin, tmp_path):
 
 def test_the_cpu_refuses_what_is_not_its_own(inputs, tmp_path):
     for options, message in (("--precision", "bf16"), "the CPU backend computes in f32"), \
-            (("--weights", "blocks"), "--weights blocks: the CPU backend"), (("--device", "0"), "--device 0: the CPU"), \
+            (("--weights", "dense"), "--weights dense: the CPU backend"), (("--device", "0"), "--device 0: the CPU"), \
             (("--offload",), "--offload: the CPU backend"):  # fmt: skip
         for backend in (), ("--backend", "cpu"):
             refused(2, [message], tmp_path, trace(inputs, tmp_path / "o.h5", *options, *backend))
@@ -141,7 +141,7 @@ def test_the_cpu_refuses_what_is_not_its_own(inputs, tmp_path):
 
 
 def test_what_changes_results_is_recorded(inputs, tmp_path):
-    assert trace(inputs, tmp_path / "o.h5", "--backend", "cpu", "--precision", "f32", "--weights", "dense").returncode == 0
+    assert trace(inputs, tmp_path / "o.h5", "--backend", "cpu", "--precision", "f32", "--weights", "blocks").returncode == 0
     with h5py.File(tmp_path / "o.h5") as f:
         assert f.attrs["command"] == "kvlag trace tiny.gguf text.txt --backend cpu --precision f32"
 

@@ -1,17 +1,10 @@
 """kvlag make-trace: files of every form that pass their check, the attention they hold, and what is refused."""
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import h5py
 import hdf5plugin  # noqa: F401  (registers the zstd filter)
 import numpy as np
 import pytest
-from simcli import KVLAG, kvlag, rows_of
-
-SANITIZED = re.search(rb"__(asan|tsan|ubsan)_", Path(KVLAG).read_bytes()) is not None
+from simcli import SANITIZED, kvlag, peak_mib, rows_of
 
 
 def made(path, *args):
@@ -104,25 +97,13 @@ def test_attention_looks_real(tmp_path):
     assert spread[0] > 0.3 and spread[1] > 0.3
 
 
-# A child inherits the peak of the process it was forked from, so a small one starts it.
-PEAK = """
-import os, sys
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
-_, status, usage = os.wait4(child, 0)
-print(usage.ru_maxrss)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer brings memory of its own")
 def test_long_traces_take_little_memory(tmp_path):
     """16 times the length, 8 MiB more: single numbers a token."""
     most = []
     for tokens in 2048, 32768:
-        words = [KVLAG, "make-trace", "random", "-o", tmp_path / f"{tokens}.h5", "--tokens", tokens, "--heads", 2,
-                 "--gradients", "loss", "--threads", 1, "-q"]  # fmt: skip
-        done = subprocess.run([sys.executable, "-I", "-S", "-c", PEAK, *map(str, words)], capture_output=True, check=True)
-        most.append(int(done.stdout) / 1024)
+        most.append(peak_mib("make-trace", "random", "-o", tmp_path / f"{tokens}.h5", "--tokens", tokens, "--heads", 2,
+                             "--gradients", "loss", "--threads", 1, "-q")[0])  # fmt: skip
     assert most[1] < most[0] + 8, most
 
 

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -14,10 +12,9 @@ import hdf5plugin  # noqa: F401  (registers the zstd filter)
 import numpy as np
 import pytest
 
-from simcli import KEY, KVLAG, NUMBERS, ROOT, WHAT_HAPPENED, blocks_of, closing, happened, kvlag, lines_of, refused
-from simcli import rows_of, sim, sim_said
+from simcli import KEY, NUMBERS, ROOT, SANITIZED, WHAT_HAPPENED, blocks_of, closing, happened, kvlag, lines_of
+from simcli import peak_mib, refused, rows_of, sim, sim_said
 
-SANITIZED = re.search(rb"__(asan|tsan|ubsan)_", Path(KVLAG).read_bytes()) is not None
 POLICIES = [p for p in json.loads(kvlag("policies", "--json").stdout) if p["family"] != "wrapper"]
 # Flavours that have a name of their own, and what each is short for.
 FLAVOURS = {
@@ -463,26 +460,6 @@ def test_the_csv_is_rfc_4180(sim_traces, tmp_path):
         assert np.array_equal(f["steps"][:].sum(1), [int(r["n_counted"]) for r in rows])
 
 
-# A child inherits the peak of the process it was forked from, so a small one starts it.
-LAUNCHER = """
-import os
-import sys
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
-_, status, usage = os.wait4(child, 0)
-print(usage.ru_maxrss)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-def peak_mib(*args):
-    """Peak resident memory of a call, and what it said last."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", LAUNCHER, KVLAG, *map(str, args)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout) / 1024, done.stderr.splitlines()[-1]
-
-
 @pytest.mark.skipif(SANITIZED, reason="a sanitizer brings memory of its own")
 def test_memory_is_what_it_says(tmp_path):
     """Peak resident memory is at most 64 MiB above the plan of the closing line (libraries, HDF5, results)."""
@@ -500,7 +477,7 @@ def test_memory_is_what_it_says(tmp_path):
         ("1G", range(1, 2), (10, 30), *many, *lifetimes),
     ]:
         used, said = peak_mib(*base, *args, "-o", tmp_path / "r.csv", "--force", "--memory", memory)
-        told = closing(said)
+        told = closing(said[-1])
         assert used < told["planned"] + 64, (used, said)
         assert told["passes"] in passes and planned[0] < told["planned"] <= planned[1], said
     assert used > 5, "the peak was not measured"

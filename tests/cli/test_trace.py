@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import h5py
 import hdf5plugin  # noqa: F401  (registers the zstd filter)
 import numpy as np
 import pytest
+from simcli import SANITIZED, peak_mib
 
 KVLAG = os.path.abspath(os.environ.get("KVLAG", "./kvlag"))
 MAKE_GGUF = os.path.abspath("tests/tiny/make_gguf.py")
@@ -163,6 +166,57 @@ def test_gradients(tiny, text, tmp_path):
     # Nothing follows the last step, and in the last layer the prompt's outputs reach no counted loss.
     for g in (both["loss"], *both["fisher"]):
         assert (g[:, :, 59] == 0).all() and (g[2, :, :10] == 0).all() and (np.abs(g[:2, :, :59]).max(axis=-1) > 0).all()
+
+
+def sparse_llama(folder, n_layer, n_embd, n_ff):
+    """A folder of the tiny model's shape but for these, all weights 0 in a file without blocks on the disk."""
+    for name in "tokenizer.json", "tokenizer_config.json":
+        shutil.copy(f"tests/tiny/{name}", folder)
+    config = json.loads(Path("tests/tiny/config.json").read_text())
+    config |= {"num_hidden_layers": n_layer, "hidden_size": n_embd, "intermediate_size": n_ff,
+               "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": n_embd // 8}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    square, wide, tall = [n_embd, n_embd], [n_ff, n_embd], [n_embd, n_ff]
+    layer = {"input_layernorm": [n_embd], "post_attention_layernorm": [n_embd], "mlp.gate_proj": wide,
+             "mlp.up_proj": wide, "mlp.down_proj": tall} | {f"self_attn.{x}_proj": square for x in "qkvo"}  # fmt: skip
+    shapes = {"model.embed_tokens.weight": [config["vocab_size"], n_embd], "model.norm.weight": [n_embd]}
+    shapes |= {f"model.layers.{i}.{name}.weight": shape for i in range(n_layer) for name, shape in layer.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    said = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as f:
+        f.write(len(said).to_bytes(8, "little") + said)
+        f.truncate(8 + len(said) + end)
+    return end / 2**20
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer brings memory of its own")
+def test_weights_are_not_copied(text, tmp_path):
+    """The peak is the mapped file, one layer in f32 and what the text needs; the weights in f32 are twice the file."""
+    (tmp_path / "model").mkdir()
+    file = sparse_llama(tmp_path / "model", 24, 512, 2048)
+    assert file > 190
+    used, _ = peak_mib("trace", tmp_path / "model", text, "-o", tmp_path / "t.h5", "--tokens", 40, "--backend", "cpu")
+    assert file / 2 < used < file + 100
+
+
+@pytest.mark.skipif(SANITIZED, reason="a sanitizer takes the signal")
+def test_a_model_that_is_cut_short_in_use(text, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    sparse_llama(model, 2, 512, 2048)
+    child = subprocess.Popen([KVLAG, "trace", model, "-", "-o", tmp_path / "t.h5"], stdin=subprocess.PIPE,
+                             stderr=subprocess.PIPE)  # fmt: skip
+    maps = Path(f"/proc/{child.pid}/maps")
+    while "model.safetensors" not in maps.read_text():
+        assert child.poll() is None
+    os.truncate(model / "model.safetensors", 4096)
+    _, said = child.communicate(TEXT.encode())
+    assert (child.returncode, said.count(b"\n")) == (1, 1), said
+    assert b"a file was cut short while it was read" in said
+    assert sorted(os.listdir(tmp_path)) == ["model", "text.txt"]
 
 
 def test_labels_follow_seed_and_sequence(tiny, text, tmp_path):

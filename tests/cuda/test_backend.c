@@ -203,8 +203,7 @@ typedef struct bench {
 } bench;
 
 static bench bench_load(bench b, const backend_options *cuda_options) {
-    static const backend_options plain = {.device = "", .precision = "f32", .weights = "dense"};
-    if (pool_new(1, &b.p) || cpu_backend.load(b.m, b.p, &plain, &b.cpu) ||
+    if (pool_new(1, &b.p) || cpu_backend.load(b.m, b.p, &cpu_options, &b.cpu) ||
         kvlag_cuda_backend.load(b.m, b.p, cuda_options, &b.cuda))
         fail_msg("%s", err_message());
     return b;

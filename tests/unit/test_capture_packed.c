@@ -170,10 +170,18 @@ static int masked_backward(backend_state *s, const int32_t *tokens, int32_t n, c
     return run_masked(s, tokens, n, sink, labels, gradients);
 }
 
+static int load(const model *m, pool *p, const backend_options *o, backend_state **out) {
+    return cpu_backend.load(m, p, o, out);
+}
+
+static void unload(backend_state *s) {
+    cpu_backend.unload(s);
+}
+
 static const backend packing = {.name = "mask",
                                 .packs = true,
-                                .load = cpu_load,
-                                .unload = cpu_unload,
+                                .load = load,
+                                .unload = unload,
                                 .forward = masked_forward,
                                 .forward_backward = masked_backward};
 

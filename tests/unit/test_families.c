@@ -410,7 +410,7 @@ static void a_cap_hides_nothing_that_is_not_finite(void **state) {
     (void)state;
     bench b;
     bench_new(&b, arch_find("gemma2", 6), 1);
-    b.s->output[7 * E] = INFINITY;
+    b.f->output[7 * E] = INFINITY;
     uint8_t counted[T - 1];
     counted_steps(counted);
     label_plan plan = {.counted = counted};
@@ -419,6 +419,28 @@ static void a_cap_hides_nothing_that_is_not_finite(void **state) {
     assert_int_equal(cpu_backend.forward_backward(b.s, text(), T, NULL, &sink, &plan, &back), ERR_DATA);
     assert_non_null(strstr(err_message(), "non-finite logits at layer 3 (output), token 5"));
     bench_free(&b);
+}
+
+/* A prompt in one pass: the steps after it are those of one token after another. */
+static void filled_caches_go_on_alike(void **state) {
+    (void)state;
+    enum { PROMPT = 90 };
+    const bool rows[2] = {false, true};
+    for (size_t i = 0; i < arch_count(); i++) {
+        bench b;
+        backend_steps *st;
+        step_view v;
+        bench_new(&b, arch_at(i), 2);
+        run(&b, text());
+        if (cpu_backend.steps_new(b.s, 2, rows, T, &st) || cpu_backend.steps_fill(st, text(), PROMPT))
+            fail_msg("%s", err_message());
+        for (size_t t = PROMPT; t < PROMPT + 30; t++) {
+            if (cpu_backend.steps_next(st, text()[t], &v)) fail_msg("%s", err_message());
+            check_step(&b, &v, t);
+        }
+        cpu_backend.steps_free(st);
+        bench_free(&b);
+    }
 }
 
 static void positions_end_where_their_table_does(void **state) {
@@ -448,6 +470,7 @@ int main(void) {
         cmocka_unit_test(bits_do_not_depend_on_threads),
         cmocka_unit_test(later_tokens_change_no_earlier_bit),
         cmocka_unit_test(a_cap_hides_nothing_that_is_not_finite),
+        cmocka_unit_test(filled_caches_go_on_alike),
         cmocka_unit_test(positions_end_where_their_table_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -239,6 +239,10 @@ static void assert_rows(uint32_t type, text *data, uint64_t columns, uint64_t ro
     assert_values(got, want, columns * rows);
     assert_int_equal(tensor_rows(t, rows - 1, 1, got), 0);
     assert_values(got, want + (rows - 1) * columns, columns);
+    assert_int_equal(tensor_columns(t, rows - 1, 0, columns, got), 0);
+    assert_values(got, want + (rows - 1) * columns, columns);
+    assert_int_equal(tensor_columns(t, rows, 0, columns, got), ERR_DATA);
+    assert_int_equal(tensor_columns(t, 0, columns, columns, got), ERR_DATA);
     assert_int_equal(tensor_rows(t, rows, 1, got), ERR_DATA);
     assert_int_equal(tensor_rows(t, 1, SIZE_MAX, got), ERR_DATA);
     gguf_close(g);
@@ -256,6 +260,30 @@ static void plain_types_have_these_values(void **state) {
     /* 0x3f80 = 1, 0xc020 = -2.5, 0x4049 = 3.140625, 0x0080 = 2^-126. */
     build_int(&bf16, 0x00804049c0203f80, 8);
     assert_rows(BF16, &bf16, 2, 2, (float[]){1, -2.5f, 3.140625f, 0x1p-126f});
+}
+
+/* Two blocks of Q8_0 in one row, then four plain values. */
+static void parts_of_rows_are_whole_blocks(void **state) {
+    (void)state;
+    text b = {0}, f32 = {0};
+    float got[32];
+    for (int block = 0; block < 2; block++) {
+        build_int(&b, 0x3400, 2);
+        for (int j = 0; j < 32; j++) build_int(&b, (uint8_t)(block + j), 1);
+    }
+    gguf *g = open_tensor(Q8_0, 64, 1, &b);
+    assert_int_equal(tensor_columns(gguf_find(g, "t"), 0, 32, 32, got), 0);
+    assert_true(got[0] == 0.25f && got[31] == 8);
+    assert_int_equal(tensor_columns(gguf_find(g, "t"), 0, 16, 32, got), ERR_DATA);
+    assert_int_equal(tensor_columns(gguf_find(g, "t"), 0, 32, 16, got), ERR_DATA);
+    gguf_close(g);
+    for (int j = 0; j < 4; j++) build_f32(&f32, (float)j);
+    g = open_tensor(F32, 4, 1, &f32);
+    assert_int_equal(tensor_columns(gguf_find(g, "t"), 0, 1, 2, got), 0);
+    assert_true(got[0] == 1 && got[1] == 2);
+    gguf_close(g);
+    text_free(&b);
+    text_free(&f32);
 }
 
 /* d = 0.25 (0x3400) with q from -128 to 127, then d = -2 (0xc000). */
@@ -731,6 +759,7 @@ int main(void) {
         cmocka_unit_test(large_array_elements_are_refused),
         cmocka_unit_test(nested_arrays_are_stepped_over),
         cmocka_unit_test(plain_types_have_these_values),
+        cmocka_unit_test(parts_of_rows_are_whole_blocks),
         cmocka_unit_test(q8_0_has_these_values),
         cmocka_unit_test(q4_0_has_these_values),
         cmocka_unit_test(q4_1_has_these_values),

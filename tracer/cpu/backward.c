@@ -12,9 +12,11 @@
 
 enum {
     NORM_ROWS = 64,   /* rows of one elementwise task */
-    SLICE_IDS = 8192, /* ids of one task of the product with the output matrix */
+    SLICE_IDS = 4096, /* ids of one task of the product with the output matrix */
+    PANEL_IDS = 1024, /* of which so many are in f32 at once */
     LABEL_STREAM = 2  /* of the random numbers, see label_plan */
 };
+_Static_assert((int)PANEL_IDS <= (int)TILE_COLS_MAX, "a panel takes these rows of the output matrix");
 
 /* ---- buffers ---------------------------------------------------------------------------------------------------- */
 
@@ -236,32 +238,40 @@ typedef struct tiles_job {
 } tiles_job;
 
 /* A slice's share of p * W_out: sums over a large vocabulary are cut in pieces, for accuracy and for many threads. */
-static int slice_tile(void *context, size_t task, int worker) {
-    (void)worker;
+static int slice_of_logits(void *context, size_t task, int worker) {
     const tiles_job *j = context;
     const cpu_run *r = &j->b->run;
-    size_t tiles = tile_grid_count(&j->grid), id = task / tiles * SLICE_IDS, n_embd = (size_t)r->s->m->n_embd;
-    size_t left = (size_t)r->s->m->n_vocab - id;
-    tile t = tile_grid_at(&j->grid, task % tiles);
-    matmul_weight_back(t.n_rows, t.n_cols, left < SLICE_IDS ? left : SLICE_IDS, r->logits + t.row * r->ld_logits + id,
-                       r->ld_logits, r->s->output + id * n_embd + t.col, n_embd, 0,
-                       j->b->d_hidden + (task / tiles * r->logit_rows + t.row) * r->ld_x + t.col, r->ld_x);
+    const backend_state *s = r->s;
+    cpu_matrix output = cpu_output_matrix(s->m);
+    float *d_hidden = j->b->d_hidden + task * r->logit_rows * r->ld_x;
+    size_t n_vocab = (size_t)s->m->n_vocab, n_embd = (size_t)s->m->n_embd, first = task * SLICE_IDS;
+    for (size_t id = first; id < first + SLICE_IDS && id < n_vocab; id += PANEL_IDS) {
+        size_t n = n_vocab - id < PANEL_IDS ? n_vocab - id : PANEL_IDS;
+        const float *w;
+        TRY(cpu_rows(&output, id, n, s->panel[worker], &w));
+        for (size_t i = 0; i < tile_grid_count(&j->grid); i++) {
+            tile t = tile_grid_at(&j->grid, i);
+            matmul_weight_back(t.n_rows, t.n_cols, n, r->logits + t.row * r->ld_logits + id, r->ld_logits, w + t.col,
+                               n_embd, id > first, d_hidden + t.row * r->ld_x + t.col, r->ld_x);
+        }
+    }
     return 0;
 }
 
 /* The loss's slope in the logits is p - (1 at the label): the product with p is the same for all sets. */
 static int hidden_row(void *context, size_t task, int worker) {
-    (void)worker;
     cpu_back *b = context;
     const cpu_run *r = &b->run;
     const model *m = r->s->m;
+    cpu_matrix output = cpu_output_matrix(m);
     size_t t = b->logit_row + task, n_embd = (size_t)m->n_embd;
     if (!counts(b, t)) return 0;
     float *common = b->d_hidden + task * r->ld_x;
     for (size_t slice = 1; slice < b->slices; slice++)
         for (size_t i = 0; i < n_embd; i++) common[i] += common[slice * r->logit_rows * r->ld_x + i];
     for (size_t set = 0; set < b->sets; set++) {
-        const float *w = r->s->output + (size_t)b->label[set * (r->T - 1) + t] * n_embd;
+        const float *w;
+        TRY(cpu_rows(&output, (size_t)b->label[set * (r->T - 1) + t], 1, r->s->panel[worker], &w));
         float *d = b->d_normed + (set * r->T + t) * r->ld_x, slope = b->slope ? b->slope[set * r->T + t] : 1;
         for (size_t i = 0; i < n_embd; i++) d[i] = common[i] - slope * w[i];
         rows_norm_back(m->arch->norm, r->x + t * r->ld_x, r->s->output_norm, n_embd, m->norm_eps, d,
@@ -283,7 +293,7 @@ static int logits_and_back(cpu_back *b) {
         TRY(cpu_logits_tile(r, row, n));
         if (sink->logits) TRY(sink->logits(sink->context, (int32_t)row, (int32_t)n, r->logits, r->ld_logits));
         TRY(pool_run(r->s->p, n, probabilities_row, b));
-        TRY(pool_run(r->s->p, b->slices * tile_grid_count(&j.grid), slice_tile, &j));
+        TRY(pool_run(r->s->p, b->slices, slice_of_logits, &j));
         TRY(pool_run(r->s->p, n, hidden_row, b));
     }
     return 0;
@@ -320,6 +330,7 @@ static int feed_forward_back(cpu_back *b) {
     const cpu_layer *w = &r->s->layer[r->layer];
     size_t n_embd = (size_t)r->s->m->n_embd, n_ff = (size_t)r->s->m->n_ff;
     bool gated = w->at[SLOT_GATE];
+    TRY(cpu_take_layer(r->s, r->layer));
     TRY(added_back(b, 1, SLOT_FFN_POST_NORM));
     r->x = input_of(b, r->layer, 1);
     TRY(cpu_norm(r, w->at[SLOT_FFN_NORM], w->at[SLOT_FFN_NORM_BIAS]));

@@ -1,11 +1,13 @@
 #include "base/err.h"
 #include "tracer/cpu/cpu.h"
 
-void cpu_embed_token(const backend_state *s, int32_t token, size_t t, float *x) {
+int cpu_embed_token(const backend_state *s, int32_t token, size_t t, float *x) {
     size_t n = (size_t)s->m->n_embd;
-    const float *from = s->embedding + (size_t)token * n, *place = s->positions ? s->positions + t * n : NULL;
-    for (size_t i = 0; i < n; i++) x[i] = from[i] * s->m->embedding_scale;
+    const float *place = s->positions ? s->positions + t * n : NULL;
+    TRY(model_read(&s->m->embedding, n, (size_t)token, 1, x));
+    for (size_t i = 0; i < n; i++) x[i] *= s->m->embedding_scale;
     for (size_t i = 0; place && i < n; i++) x[i] += place[i];
+    return 0;
 }
 
 int cpu_check_length(const backend_state *s, int32_t n) {

@@ -11,7 +11,7 @@
 enum {
     NORM_ROWS = 64,   /* rows of one elementwise task */
     LOGIT_ROWS = 256, /* rows of a tile of logits, fewer where the vocabulary is large */
-    LOGIT_BYTES = 64 << 20
+    LOGIT_BYTES = 256 << 20
 };
 
 /* ---- buffers ---------------------------------------------------------------------------------------------------- */
@@ -26,7 +26,8 @@ static void set_strides(cpu_run *r) {
     r->ld_scores = kernel_pad(r->T);
     r->ld_logits = kernel_pad((size_t)m->n_vocab);
     size_t rows = LOGIT_BYTES / (r->ld_logits * sizeof(float));
-    r->logit_rows = rows > LOGIT_ROWS ? LOGIT_ROWS : rows ? rows : 1;
+    if (rows > LOGIT_ROWS) rows = LOGIT_ROWS;
+    r->logit_rows = rows > r->T ? r->T : rows ? rows : 1;
     r->ld_gate = kernel_pad(cpu_gate_grid(r).tile_cols);
 }
 
@@ -127,7 +128,6 @@ typedef struct product {
     const float *in, *w, *bias; /* bias NULL: none */
     float *out;
     int accumulate;
-    float softcap; /* 0: none */
 } product;
 
 static void add_bias(const float *bias, tile t, float *out, size_t ld) {
@@ -135,19 +135,19 @@ static void add_bias(const float *bias, tile t, float *out, size_t ld) {
         for (size_t i = 0; i < t.n_cols; i++) out[row * ld + i] += bias[t.col + i];
 }
 
-static void multiply(const product *p, tile t) {
+/* w: the tile's rows of the weights. */
+static void multiply(const product *p, tile t, const float *w) {
     float *out = p->out + t.row * p->ld_out + t.col;
-    matmul_weight(t.n_rows, t.n_cols, p->inner, p->in + t.row * p->ld_in, p->ld_in, p->w + t.col * p->inner, p->inner,
-                  p->accumulate, out, p->ld_out);
+    matmul_weight(t.n_rows, t.n_cols, p->inner, p->in + t.row * p->ld_in, p->ld_in, w, p->inner, p->accumulate, out,
+                  p->ld_out);
     if (p->bias) add_bias(p->bias, t, out, p->ld_out);
-    for (size_t row = 0; p->softcap > 0 && row < t.n_rows; row++)
-        rows_softcap(out + row * p->ld_out, t.n_cols, p->softcap);
 }
 
 static int product_tile(void *context, size_t task, int worker) {
     (void)worker;
     const product *p = context;
-    multiply(p, tile_grid_at(&p->grid, task));
+    tile t = tile_grid_at(&p->grid, task);
+    multiply(p, t, p->w + t.col * p->inner);
     return 0;
 }
 
@@ -178,7 +178,7 @@ static int qkv_tile(void *context, size_t task, int worker) {
     const cpu_run *r = p->r;
     const model *m = r->s->m;
     tile t = tile_grid_at(&p->grid, task);
-    multiply(p, t);
+    multiply(p, t, p->w + t.col * p->inner);
     size_t turned = heads_turned(m), turn = t.col >= turned ? 0 : t.col + t.n_cols < turned ? t.n_cols : turned - t.col;
     for (size_t row = t.row; row < t.row + t.n_rows && m->arch->qk_norm == ARCH_QK_NORM_NONE; row++)
         heads_turn(m, p->out + row * p->ld_out + t.col, (int)(turn / (size_t)m->head_dim),
@@ -254,7 +254,7 @@ tile_grid cpu_gate_grid(const cpu_run *r) {
 /* ---- the pass --------------------------------------------------------------------------------------------------- */
 
 int cpu_embed(cpu_run *r) {
-    for (size_t t = 0; t < r->T; t++) cpu_embed_token(r->s, r->tokens[t], t, r->x + t * r->ld_x);
+    for (size_t t = 0; t < r->T; t++) TRY(cpu_embed_token(r->s, r->tokens[t], t, r->x + t * r->ld_x));
     return 0;
 }
 
@@ -268,6 +268,7 @@ static int hand_out_layer(const cpu_run *r) {
 
 int cpu_run_attention(cpu_run *r, int layer) {
     r->layer = layer;
+    TRY(cpu_take_layer(r->s, layer));
     TRY(cpu_norm(r, r->s->layer[layer].at[SLOT_ATTN_NORM], r->s->layer[layer].at[SLOT_ATTN_NORM_BIAS]));
     TRY(cpu_project_qkv(r));
     TRY(cpu_attention(r));
@@ -293,6 +294,20 @@ int cpu_run_hidden(cpu_run *r) {
     return r->sink->hidden ? r->sink->hidden(r->sink->context, r->normed, r->ld_x) : 0;
 }
 
+/* The output matrix is too large to be put into f32 whole: each tile has its rows made. */
+static int logits_tile(void *context, size_t task, int worker) {
+    const product *p = context;
+    const backend_state *s = p->r->s;
+    cpu_matrix output = cpu_output_matrix(s->m);
+    tile t = tile_grid_at(&p->grid, task);
+    const float *w;
+    TRY(cpu_rows(&output, t.col, t.n_cols, s->panel[worker], &w));
+    multiply(p, t, w);
+    for (size_t row = t.row; row < t.row + t.n_rows && s->m->logit_softcap > 0; row++)
+        rows_softcap(p->out + row * p->ld_out + t.col, t.n_cols, s->m->logit_softcap);
+    return 0;
+}
+
 int cpu_logits_tile(cpu_run *r, size_t row, size_t n_rows) {
     const model *m = r->s->m;
     product p = {.r = r,
@@ -301,10 +316,8 @@ int cpu_logits_tile(cpu_run *r, size_t row, size_t n_rows) {
                  .ld_in = r->ld_x,
                  .ld_out = r->ld_logits,
                  .in = r->normed + row * r->ld_x,
-                 .w = r->s->output,
-                 .out = r->logits,
-                 .softcap = m->logit_softcap};
-    return pool_run(r->s->p, tile_grid_count(&p.grid), product_tile, &p);
+                 .out = r->logits};
+    return pool_run(r->s->p, tile_grid_count(&p.grid), logits_tile, &p);
 }
 
 int cpu_run_logits(cpu_run *r) {

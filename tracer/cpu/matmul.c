@@ -6,7 +6,7 @@
 #include <cblas.h>
 #include <math.h>
 
-enum { TILE_ROWS = 256, WANTED_TILES = 16, NARROWEST = 288, WIDEST = 1536 };
+enum { TILE_ROWS = 256, WANTED_TILES = 16, NARROWEST = 288 };
 
 static size_t divide_up(size_t a, size_t b) {
     return (a + b - 1) / b;
@@ -16,7 +16,7 @@ tile_grid tile_grid_new(size_t rows, size_t cols, size_t quantum) {
     /* Every tile packs its operands anew, so wide tiles waste less: 256 x 96 runs at 80 % of 256 x 576. */
     size_t down = divide_up(rows, TILE_ROWS), across = divide_up(WANTED_TILES, down);
     if (across > cols / NARROWEST) across = cols / NARROWEST;
-    if (across < divide_up(cols, WIDEST)) across = divide_up(cols, WIDEST);
+    if (across < divide_up(cols, TILE_COLS_MAX)) across = divide_up(cols, TILE_COLS_MAX);
     size_t width = divide_up(divide_up(cols, across), quantum) * quantum;
     return (tile_grid){rows, cols, TILE_ROWS, width, divide_up(cols, width)};
 }

@@ -12,7 +12,10 @@ typedef struct tile {
     size_t row, n_rows, col, n_cols;
 } tile;
 
-/* Tiles of 256 rows, as wide as leaves some sixteen of them, cut at multiples of `quantum` columns. */
+enum { TILE_COLS_MAX = 1536 };
+
+/* Tiles of 256 rows, as wide as leaves some sixteen of them, cut at multiples of `quantum` columns (a divisor of
+ * TILE_COLS_MAX, where no tile may be wider than that). */
 tile_grid tile_grid_new(size_t rows, size_t cols, size_t quantum);
 size_t tile_grid_count(const tile_grid *g);
 tile tile_grid_at(const tile_grid *g, size_t index);

@@ -11,7 +11,8 @@
 
 /* In a step a tile of weights is read from memory for the first group of rows and from the cache for the others. Many
  * rows at once want wider tiles, since every tile packs its rows anew. */
-enum { GROUP_ROWS = 16, STEP_COLS = 64, PROJECT_ROWS = 256, PROJECT_COLS = 1024 };
+enum { GROUP_ROWS = 16, STEP_COLS = CPU_STRIP_ROWS, PROJECT_ROWS = 256, PROJECT_COLS = 1024 };
+_Static_assert((int)PROJECT_COLS <= (int)TILE_COLS_MAX, "a panel takes a strip of the output matrix");
 
 typedef float v4f __attribute__((vector_size(16)));
 
@@ -44,32 +45,35 @@ struct backend_steps {
 
 /* out = in * w^T (or out += in * w^T) and what belongs to it, all rows of one strip of columns after another. */
 typedef struct product {
+    const backend_state *s;
     size_t n_rows, group, n_cols, strip, inner, ld_in, ld_out;
-    const float *in, *w;
+    cpu_matrix w;
+    const float *in;
     float *out;
     int accumulate;
     const float *bias; /* NULL: none */
     float softcap;     /* 0: none */
 } product;
 
-static void multiply(const product *p, size_t index) {
+static int multiply(const product *p, size_t index, int worker) {
     size_t col = index * p->strip, n_cols = p->n_cols - col < p->strip ? p->n_cols - col : p->strip;
+    const float *w;
+    TRY(cpu_rows(&p->w, col, n_cols, p->s->panel[worker], &w));
     for (size_t row = 0; row < p->n_rows; row += p->group) {
         size_t n = p->n_rows - row < p->group ? p->n_rows - row : p->group;
-        matmul_weight(n, n_cols, p->inner, p->in + row * p->ld_in, p->ld_in, p->w + col * p->inner, p->inner,
-                      p->accumulate, p->out + row * p->ld_out + col, p->ld_out);
+        matmul_weight(n, n_cols, p->inner, p->in + row * p->ld_in, p->ld_in, w, p->inner, p->accumulate,
+                      p->out + row * p->ld_out + col, p->ld_out);
     }
     for (size_t row = 0; row < p->n_rows && (p->bias || p->softcap > 0); row++) {
         float *out = p->out + row * p->ld_out + col;
         for (size_t i = 0; p->bias && i < n_cols; i++) out[i] += p->bias[col + i];
         if (p->softcap > 0) rows_softcap(out, n_cols, p->softcap);
     }
+    return 0;
 }
 
 static int product_strip(void *context, size_t task, int worker) {
-    (void)worker;
-    multiply(context, task);
-    return 0;
+    return multiply(context, task, worker);
 }
 
 static size_t strips(const product *p) {
@@ -77,7 +81,8 @@ static size_t strips(const product *p) {
 }
 
 int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out) {
-    product p = {.n_rows = n,
+    product p = {.s = s,
+                 .n_rows = n,
                  .group = PROJECT_ROWS,
                  .n_cols = (size_t)s->m->n_vocab,
                  .strip = PROJECT_COLS,
@@ -85,7 +90,7 @@ int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, 
                  .ld_in = stride,
                  .ld_out = stride_out,
                  .in = hidden,
-                 .w = s->output,
+                 .w = cpu_output_matrix(s->m),
                  .out = out,
                  .softcap = s->m->logit_softcap};
     return pool_run(s->p, strips(&p), product_strip, &p);
@@ -94,7 +99,8 @@ int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, 
 /* The shapes of one step's products; `w` and the rest is for the caller. */
 static product product_of(const backend_steps *st, const float *in, size_t ld_in, size_t inner, size_t n_cols,
                           float *out, size_t ld_out) {
-    return (product){.n_rows = st->n_rows,
+    return (product){.s = st->s,
+                     .n_rows = st->n_rows,
                      .group = GROUP_ROWS,
                      .n_cols = n_cols,
                      .strip = STEP_COLS,
@@ -224,14 +230,14 @@ static void cache_keep(cache *c, int32_t first, const int32_t *evict_at, int32_t
     c->n = to;
 }
 
-static int cache_append(const backend_steps *st, cache *c, const float *k, const float *v) {
+static int cache_append(const backend_steps *st, cache *c, int32_t t, const float *k, const float *v) {
     size_t bytes = (size_t)st->s->m->head_dim * sizeof *k;
     if (c->n == c->capacity) TRY(cache_grow(st, c));
     if (c->n == c->used) c->slot[c->used] = c->used, c->used++;
     size_t at = (size_t)c->slot[c->n] * st->ld_kv;
     memcpy(c->k + at, k, bytes);
     memcpy(c->v + at, v, bytes);
-    c->entry[c->n++] = st->t;
+    c->entry[c->n++] = t;
     return 0;
 }
 
@@ -283,7 +289,7 @@ static int attend_task(void *context, size_t task, int worker) {
     heads_turn(m, qkv + kv * (size_t)group * dim, group, angles);
     heads_turn(m, qkv + k_head * dim, 1, angles);
     if (window) cache_keep(c, st->t - window + 1, NULL, 0);
-    TRY(cache_append(st, c, qkv + k_head * dim, qkv + v_head * dim));
+    TRY(cache_append(st, c, st->t, qkv + k_head * dim, qkv + v_head * dim));
     for (int h = 0; h < group; h++) TRY(attend(st, copy, c, (int)kv * group + h, worker));
     return 0;
 }
@@ -306,7 +312,7 @@ static int add_to_x(backend_steps *st, const float *in, size_t ld_in, size_t inn
     const cpu_layer *l = &st->s->layer[st->layer];
     const float *weight = l->at[post_norm];
     product p = product_of(st, in, ld_in, inner, (size_t)m->n_embd, weight ? st->normed : st->x, st->ld_x);
-    p.w = l->at[w];
+    p.w = cpu_matrix_of(m, st->layer, w);
     p.bias = l->at[bias];
     p.accumulate = !weight;
     TRY(run_product(st, &p));
@@ -320,7 +326,6 @@ static int add_to_x(backend_steps *st, const float *in, size_t ld_in, size_t inn
 
 /* ff = up * activation(gate) in one strip of columns. Without a gate it is `up` that is activated. */
 static int gate_strip(void *context, size_t task, int worker) {
-    (void)worker;
     const backend_steps *st = context;
     const model *m = st->s->m;
     const cpu_layer *l = &st->s->layer[st->layer];
@@ -328,12 +333,12 @@ static int gate_strip(void *context, size_t task, int worker) {
     product gate = product_of(st, st->normed, st->ld_x, (size_t)m->n_embd, (size_t)m->n_ff, st->gate, st->ld_ff);
     product up = gate;
     up.out = st->ff;
-    up.w = l->at[SLOT_UP];
+    up.w = cpu_matrix_of(m, st->layer, SLOT_UP);
     up.bias = gate.bias = l->at[SLOT_UP_BIAS];
     gate.w = up.w;
-    if (gated) gate.w = l->at[SLOT_GATE], gate.bias = NULL;
-    multiply(&gate, task);
-    if (gated) multiply(&up, task);
+    if (gated) gate.w = cpu_matrix_of(m, st->layer, SLOT_GATE), gate.bias = NULL;
+    TRY(multiply(&gate, task, worker));
+    if (gated) TRY(multiply(&up, task, worker));
     size_t col = task * gate.strip, n = gate.n_cols - col < gate.strip ? gate.n_cols - col : gate.strip;
     for (size_t i = 0; i < st->n; i++) {
         float *ff = st->ff + i * st->ld_ff + col;
@@ -351,7 +356,7 @@ static int run_layer(backend_steps *st, int layer) {
     st->layer = layer;
     norm(st, w->at[SLOT_ATTN_NORM], w->at[SLOT_ATTN_NORM_BIAS]);
     product qkv = product_of(st, st->normed, st->ld_x, n_embd, n_qkv, st->qkv, st->ld_qkv);
-    qkv.w = w->at[SLOT_Q];
+    qkv.w = cpu_matrix_of(m, layer, SLOT_Q);
     qkv.bias = w->at[SLOT_Q_BIAS];
     TRY(run_product(st, &qkv));
     for (size_t i = 0; i < st->n; i++) heads_norm(st->s, layer, st->qkv + i * st->ld_qkv);
@@ -366,15 +371,37 @@ static int run_layer(backend_steps *st, int layer) {
 int cpu_steps_next(backend_steps *st, int32_t token, step_view *out) {
     const backend_state *s = st->s;
     const model *m = s->m;
-    for (size_t i = 0; i < st->n; i++) cpu_embed_token(s, token, (size_t)st->t, st->x + i * st->ld_x);
+    for (size_t i = 0; i < st->n; i++) TRY(cpu_embed_token(s, token, (size_t)st->t, st->x + i * st->ld_x));
     heads_angles(m, st->t, 1, st->angles);
     for (int layer = 0; layer < m->n_layer; layer++) TRY(run_layer(st, layer));
     norm(st, s->output_norm, s->output_norm_bias);
     product p = product_of(st, st->normed, st->ld_x, (size_t)m->n_embd, (size_t)m->n_vocab, st->logits, st->ld_logits);
-    p.w = s->output;
+    p.w = cpu_output_matrix(m);
     p.softcap = m->logit_softcap;
     TRY(run_product(st, &p));
     st->t++;
     *out = (step_view){st->logits, st->ld_logits, st->rows, st->ld_rows};
     return 0;
+}
+
+/* ---- many steps at once ----------------------------------------------------------------------------------------- */
+
+/* A layer's keys and values into the caches, but for those that its window has passed. */
+static int fill_layer(void *context, int layer, const layer_capture *c) {
+    backend_steps *st = context;
+    const model *m = st->s->m;
+    size_t n_kv = (size_t)m->n_kv_head, dim = (size_t)m->head_dim;
+    int32_t window = m->window[layer], first = window && window < st->t ? st->t - window : 0;
+    for (size_t i = 0; i < st->n * n_kv; i++)
+        for (int32_t t = first; t < st->t; t++) {
+            size_t at = (size_t)t * c->stride + i % n_kv * dim;
+            TRY(cache_append(st, cache_of(st, i / n_kv, layer, (int)(i % n_kv)), t, c->k + at, c->v + at));
+        }
+    return 0;
+}
+
+int cpu_steps_fill(backend_steps *st, const int32_t *tokens, int32_t n) {
+    forward_sink sink = {.context = st, .layer = fill_layer};
+    st->t = n;
+    return cpu_forward(st->s, tokens, n, NULL, &sink);
 }

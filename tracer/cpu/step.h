@@ -11,4 +11,5 @@ int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, 
 int cpu_steps_new(backend_state *s, size_t n, const bool *wants_rows, int32_t n_tokens, backend_steps **out);
 void cpu_steps_free(backend_steps *steps);
 int cpu_steps_next(backend_steps *steps, int32_t token, step_view *out);
+int cpu_steps_fill(backend_steps *steps, const int32_t *tokens, int32_t n);
 void cpu_steps_forget(backend_steps *steps, size_t copy, int layer, int kv_head, const int32_t *evict_at);
