@@ -1,19 +1,18 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "tests/unit/long_runs.h"
 #include "tracer/gguf.h"
 #include "tracer/nfc.h"
 #include "tracer/tokenizer_gguf.h"
 #include "tracer/tokenizer_json.h"
 
 #include <cjson/cJSON.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -522,61 +521,14 @@ static void test_random_bytes(void **state) {
 
 /* ---- long runs -------------------------------------------------------------------------------------------------- */
 
-typedef struct run {
-    const tokenizer *t;
-    const char *unit;
-    size_t times;
-    double seconds;
-    int code;
-} run;
-
-static void *encode_run(void *context) {
-    run *r = context;
-    size_t n_unit = strlen(r->unit), n = n_unit * r->times;
-    char *source = mem_new(n + 1, 1, "run");
-    for (size_t i = 0; i < n; i++) source[i] = r->unit[i % n_unit];
-    source[n] = 'x'; /* so that a lookahead has something to fail on */
-    token_list list;
-    struct timespec a, b;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
-    r->code = tokenizer_encode(r->t, source, n + 1, false, &list);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
-    r->seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
-    token_list_free(&list);
-    mem_free(source);
-    return NULL;
-}
-
-/* Best of two, on a stack far too small for a frame per character. */
-static double best_seconds(run r) {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    assert_int_equal(pthread_attr_setstacksize(&attributes, 256 << 10), 0);
-    double best = 1e9;
-    for (int i = 0; i < 2; i++) {
-        pthread_t thread;
-        assert_int_equal(pthread_create(&thread, &attributes, encode_run, &r), 0);
-        pthread_join(thread, NULL);
-        assert_int_equal(r.code, 0);
-        if (r.seconds < best) best = r.seconds;
-    }
-    pthread_attr_destroy(&attributes);
-    return best;
-}
-
 static void test_long_runs(void **state) {
     (void)state;
     static const char *const units[] = {"A",    "\n",  ".", " ",      "\u4e2d",  "1",
                                         "\r\n", " \n", "'", "\u3000", "e\u0301", "\xff"};
     for (size_t p = 0; p < N_PRES; p++) {
         tokenizer *t = json_tokenizer(FIXTURES "cross.json", all_pres[p]);
-        for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
-            double once = best_seconds((run){.t = t, .unit = units[u], .times = 131072});
-            double twice = best_seconds((run){.t = t, .unit = units[u], .times = 262144});
-            if (twice >= 3 * once + .05 || once > 5) /* runs of a few milliseconds are all noise */
-                fail_msg("%s, run of unit %zu: %.3f s for 131072, %.3f s for twice as many", all_pres[p], u, once,
-                         twice);
-        }
+        for (size_t u = 0; u < sizeof units / sizeof *units; u++)
+            assert_int_equal(long_run_of((long_run){.t = t, .unit = units[u], .end = "x"}), 0);
         tokenizer_free(t);
     }
 }

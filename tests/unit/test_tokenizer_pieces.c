@@ -3,13 +3,12 @@
 #include "base/mem.h"
 #include "base/text.h"
 #include "tests/unit/gguf_build.h"
+#include "tests/unit/long_runs.h"
 #include "tracer/tokenizer_gguf.h"
 #include "tracer/tokenizer_json.h"
 
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -415,58 +414,14 @@ static void test_json_missing(void **state) {
 
 /* ---- long runs -------------------------------------------------------------------------------------------------- */
 
-typedef struct job {
-    const tokenizer *t;
-    const char *source;
-    size_t n;
-    double seconds;
-    int code;
-} job;
-
-static void *encode_job(void *context) {
-    job *j = context;
-    token_list list;
-    struct timespec a, b;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
-    j->code = tokenizer_encode(j->t, j->source, j->n, true, &list);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
-    j->seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
-    token_list_free(&list);
-    return NULL;
-}
-
-/* The better of two, on a stack far too small for a frame per character. */
-static double seconds(const tokenizer *t, const char *unit, size_t times) {
-    text source = {0};
-    pthread_attr_t attributes;
-    double best = 1e9;
-    for (size_t i = 0; i < times; i++) OK(text_add(&source, "%s", unit));
-    pthread_attr_init(&attributes);
-    assert_int_equal(pthread_attr_setstacksize(&attributes, 256 << 10), 0);
-    for (int i = 0; i < 2; i++) {
-        pthread_t thread;
-        job j = {t, source.data, source.n, 0, 0};
-        assert_int_equal(pthread_create(&thread, &attributes, encode_job, &j), 0);
-        pthread_join(thread, NULL);
-        assert_int_equal(j.code, 0);
-        if (j.seconds < best) best = j.seconds;
-    }
-    pthread_attr_destroy(&attributes);
-    text_free(&source);
-    return best;
-}
-
 /* A whole text is one word here. */
 static void test_long_runs(void **state) {
     (void)state;
     static const char *const units[] = {"a", "ab", " ", "\n", "X", "\u4e2d", "<s>", "<b", "\u2581", "abc "};
     tokenizer *t;
     OK(open_pieces(&(options){0}, true, &t));
-    for (size_t u = 0; u < sizeof units / sizeof *units; u++) {
-        double once = seconds(t, units[u], 131072), twice = seconds(t, units[u], 262144);
-        if (twice >= 3 * once + .05 || once > 5)
-            fail_msg("run of unit %zu: %.3f s for 131072, %.3f s for twice as many", u, once, twice);
-    }
+    for (size_t u = 0; u < sizeof units / sizeof *units; u++)
+        assert_int_equal(long_run_of((long_run){.t = t, .unit = units[u], .end = "", .special = true}), 0);
     tokenizer_free(t);
 }
 
