@@ -131,7 +131,7 @@ static int fixed_streams(void *context, const float *v, estimate_streams *out) {
 static int open_streams(pass *w) {
     if (w->n_sets) TRY(pool_run(w->p, (size_t)w->m->n_kv_head, pack_values_task, w));
     if (w->o->out_err || (w->data.needs & NEEDS_WO)) TRY(trace_read_wo(w->t, w->layer, w->wo));
-    TRY(layer_data_open(&w->data, 0, w->attention, w->wo, w->p));
+    TRY(layer_data_open(&w->data, w->layer, w->attention, w->wo, w->p));
     TRY(fixed_streams(w, trace_layer_v(w->attention, 0), &w->streams));
     if (w->width.n) TRY(trace_layer_keep_q(w->attention, w->tile));
     return widths_open(&w->width, w->attention, fixed_streams, w, w->p);

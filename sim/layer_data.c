@@ -5,14 +5,29 @@
 #include <stdio.h>
 #include <string.h>
 
-/* "base 100000, interleaved, 64 dims": the tracer's words for a plain rotation. */
-static bool parse_rope(const char *rope, policy_layer *out) {
+/* "base 100000, interleaved, 64 dims": the tracer's words for a plain rotation. Moves behind them. */
+static bool parse_rotation(const char **at, int head_dim, policy_layer *out) {
     char kind[16];
     int used = 0;
-    if (sscanf(rope, "base %lf, %15[a-z], %d dims%n", &out->rope_base, kind, &out->rope_dims, &used) != 3) return false;
+    if (sscanf(*at, "base %lf, %15[a-z], %d dims%n", &out->rope_base, kind, &out->rope_dims, &used) != 3 || !used)
+        return false;
+    *at += used;
     out->rope_interleaved = strcmp(kind, "interleaved") == 0;
-    return rope[used] == 0 && (out->rope_interleaved || strcmp(kind, "neox") == 0) && out->rope_base > 0 &&
-           out->rope_dims > 0 && out->rope_dims % 2 == 0;
+    return (out->rope_interleaved || strcmp(kind, "neox") == 0) && out->rope_base > 0 && out->rope_dims > 0 &&
+           out->rope_dims % 2 == 0 && out->rope_dims <= head_dim;
+}
+
+/* The rotation of layers with or without a window, which may have one of their own; false where it is no plain one. */
+static bool parse_rope(const trace_model *m, bool windowed, policy_layer *out) {
+    static const char second[] = "; with a window: ";
+    const char *at = m->rope;
+    if (!parse_rotation(&at, m->head_dim, out)) return false;
+    if (strncmp(at, second, strlen(second)) != 0) return *at == 0;
+    policy_layer own = *out;
+    at += strlen(second);
+    if (!parse_rotation(&at, m->head_dim, &own)) return false;
+    if (windowed) *out = own;
+    return *at == 0;
 }
 
 size_t layer_data_bytes(const trace *t, size_t seq, unsigned needs) {
@@ -23,13 +38,12 @@ int layer_data_check(const trace *t, size_t seq, unsigned needs, const char *spe
     const trace_sequence *s = trace_get_sequence(t, seq);
     const trace_model *m = trace_get_model(t);
     const char *lacks = NULL;
-    policy_layer rope;
+    policy_layer rope = {0};
     if ((needs & NEEDS_KEYS) && !s->has_factored) lacks = "attn/k (trace again with --attention factored)";
     if ((needs & NEEDS_QUERIES) && !s->has_factored) lacks = "attn/q (trace again with --attention factored)";
     if ((needs & NEEDS_VALUES) && !s->has_v) lacks = "attn/v (trace again with --attention factored)";
     if ((needs & NEEDS_WO) && (!trace_has_wo(t) || !m->n_embd)) lacks = "model/wo (kvlag trace writes it)";
-    if ((needs & NEEDS_ROPE) && (!parse_rope(m->rope, &rope) || rope.rope_dims > m->head_dim))
-        lacks = "a known rotation in the attribute rope";
+    if ((needs & NEEDS_ROPE) && !parse_rope(m, true, &rope)) lacks = "a known rotation in the attribute rope";
     if (!lacks) return 0;
     return err_set(ERR_DATA, "%s: %s needs %s", trace_path(t), spec, lacks);
 }
@@ -54,7 +68,6 @@ static policy_layer part(const layer_data *d, unit_kind unit, size_t kv) {
     if (d->needs & NEEDS_VALUES) l.v = d->v + kv;
     if (d->needs & NEEDS_QUERIES) l.q = d->q + head;
     if (d->needs & NEEDS_WO) l.wo = d->wo + head;
-    if (d->needs & NEEDS_ROPE) parse_rope(d->m->rope, &l);
     return l;
 }
 
@@ -80,8 +93,19 @@ void layer_data_free(layer_data *d) {
     *d = (layer_data){0};
 }
 
-int layer_data_open(layer_data *d, int at, trace_layer *l, const float *wo, pool *p) {
-    size_t kv = (size_t)at * (size_t)d->m->n_kv_head, head = (size_t)at * (size_t)d->m->n_head;
+/* What is seen of a layer and of its kv heads; and of the whole, whose layers all have the same window. */
+static void take_rope(layer_data *d, int layer, size_t at) {
+    bool windowed = d->m->window[layer] > 0;
+    for (int u = 0; u < d->m->n_kv_head; u++)
+        parse_rope(d->m, windowed, &d->head[at * (size_t)d->m->n_kv_head + (size_t)u]);
+    parse_rope(d->m, windowed, &d->layer[at]);
+    parse_rope(d->m, windowed, &d->whole);
+}
+
+int layer_data_open(layer_data *d, int layer, trace_layer *l, const float *wo, pool *p) {
+    size_t at = d->n_layers == 1 ? 0 : (size_t)layer;
+    size_t kv = at * (size_t)d->m->n_kv_head, head = at * (size_t)d->m->n_head;
+    if (d->needs & NEEDS_ROPE) take_rope(d, layer, at);
     if (d->needs & NEEDS_KEYS) TRY(trace_layer_load_k(l, p));
     if (d->needs & NEEDS_QUERIES) TRY(trace_layer_load_q(l, p));
     for (int u = 0; u < d->m->n_kv_head; u++, kv++) {

@@ -24,6 +24,6 @@ policy_shape layer_data_shape(const trace_model *m, unit_kind unit);
 /* With `needs` 0 nothing is held but shapes. Returns 0 or ERR_DATA. */
 int layer_data_new(const trace_model *m, unsigned needs, int n_layers, layer_data *out);
 void layer_data_free(layer_data *d);
-/* Take the arrays of an open layer, `at` < n_layers. `wo` [n_head*head_dim][n_embd] is read by the caller where
- * NEEDS_WO. */
-int layer_data_open(layer_data *d, int at, trace_layer *l, const float *wo, pool *p);
+/* Take the arrays of open layer `layer` of the model, into the only place where d holds one layer. `wo`
+ * [n_head*head_dim][n_embd] is read by the caller where NEEDS_WO. */
+int layer_data_open(layer_data *d, int layer, trace_layer *l, const float *wo, pool *p);

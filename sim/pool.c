@@ -164,7 +164,7 @@ static void leave(const work *w, seat *s) {
 static int read_layer(work *w, seat *s) {
     TRY(trace_layer_open(w->t, s->q->seq, w->layer, w->form, w->p, &s->layer));
     TRY(layer_data_new(w->m, s->q->config.needs, 1, &s->data));
-    return layer_data_open(&s->data, 0, s->layer, w->wo, w->p);
+    return layer_data_open(&s->data, w->layer, s->layer, w->wo, w->p);
 }
 
 static int begin_units(const work *w, seat *s) {

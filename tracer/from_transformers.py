@@ -107,13 +107,17 @@ class Subject:
         return torch.exp(scores - lse[:, None]), lse
 
     def rope(self):
-        """In the words that kvlag's policies understand where there is one plain rotation, else as the config has it."""
+        """In the words that kvlag's policies understand where rotations are plain ones, else as the config has it."""
         facts = getattr(self.config, "rope_parameters", None) or {}
         turn = getattr(sys.modules[type(self.calls[0][0]).__module__], "rotate_half", None)
-        if facts.get("rope_type") != "default" or turn is None:
+        kinds = [facts[k] for k in ("full_attention", "sliding_attention") if facts.get(k)] or [facts]
+        if any(kind.get("rope_type") != "default" for kind in kinds) or turn is None:
             return json.dumps(facts, sort_keys=True) if facts else ""
-        kind = {-3: "neox", -2: "interleaved"}[int(turn(torch.tensor([[1.0, 2, 3, 4]]))[0, 0])]
-        return f"base {facts['rope_theta']:g}, {kind}, {int(self.key_dim * facts.get('partial_rotary_factor', 1))} dims"
+        pairs = {-3: "neox", -2: "interleaved"}[int(turn(torch.tensor([[1.0, 2, 3, 4]]))[0, 0])]
+        dims = [int(self.key_dim * kind.get("partial_rotary_factor", 1)) for kind in kinds]
+        words = [f"base {kind['rope_theta']:.15g}, {pairs}, {n} dims" for kind, n in zip(kinds, dims)]
+        none = [str(i) for i, used in enumerate(getattr(self.config, "no_rope_layers", None) or []) if not used]
+        return "; with a window: ".join(words) + ("; none in layers " + ", ".join(none) if none else "")
 
     def facts(self):
         device = self.model.device

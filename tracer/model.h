@@ -41,7 +41,7 @@ typedef struct model {
     int32_t rope_dims; /* of head_dim; the rest is not turned. 0: learned positions */
     int32_t n_rope;
     model_rope rope[MODEL_ROPES];
-    char *rope_text; /* "base 10000, neox, 64 dims" and its scaling: for the trace */
+    char *rope_text; /* "base 10000, neox, 64 dims", its scaling, and which layers differ: for the trace */
     float norm_eps;
     float scale;           /* scores = scale * q.k */
     float softcap;         /* of scores: cap * tanh(score / cap); 0 = none */

@@ -315,7 +315,7 @@ static int choose_ropes(model *m) {
         bool turned = !smollm3 || (list ? cJSON_GetArrayItem(list, i)->valueint != 0 : (i + 1) % interval != 0);
         m->layer[i].rope = m->arch->learned_positions || !turned ? -1 : m->n_rope == 2 && m->window[i] ? 1 : 0;
     }
-    return 0;
+    return model_describe_layers(m);
 }
 
 /* ---- tokenizer -------------------------------------------------------------------------------------------------- */

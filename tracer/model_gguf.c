@@ -231,7 +231,7 @@ static int choose_ropes(model *m) {
         m->layer[i].rope = m->arch->learned_positions ? -1 : gemma3 && m->window[i] ? 1 : 0;
         if (smollm3 && (i + 1) % 4 == 0) m->layer[i].rope = -1;
     }
-    return 0;
+    return model_describe_layers(m);
 }
 
 static int read_hyper_parameters(model *m) {

@@ -77,7 +77,7 @@ static int describe(model *m, const rope_ask *a) {
     static const char *const names[] = {"", ", linear", ", llama3", ", yarn", ", longrope"};
     text t = {0};
     char base[32], factor[32];
-    if (m->rope_text && text_add(&t, "%s; ", m->rope_text)) return ERR_DATA;
+    if (m->rope_text && text_add(&t, "%s; with a window: ", m->rope_text)) return ERR_DATA;
     TRY(text_add(&t, "base %s, %s, %d dims%s", text_number(base, a->base),
                  m->rope_kind == ARCH_ROPE_INTERLEAVED ? "interleaved" : "neox", m->rope_dims, names[a->type]));
     if (a->type != ROPE_PLAIN && a->type != ROPE_LONG) TRY(text_add(&t, " %s", text_number(factor, a->factor)));
@@ -99,4 +99,18 @@ int model_add_rope(model *m, const char *where, const rope_ask *ask) {
         if (!positive(r->inverse[i])) return err_set(ERR_DATA, "%s: RoPE frequency %d is %g", where, i, r->inverse[i]);
     }
     return describe(m, ask);
+}
+
+int model_describe_layers(model *m) {
+    text t = {0};
+    int code = text_add(&t, "%s", m->rope_text ? m->rope_text : "learned positions");
+    bool first = true;
+    for (int32_t i = 0; i < m->n_layer && !code && m->n_rope; i++) {
+        if (m->layer[i].rope >= 0) continue;
+        code = text_add(&t, first ? "; none in layers %d" : ", %d", i);
+        first = false;
+    }
+    mem_free(m->rope_text);
+    m->rope_text = t.data;
+    return code;
 }

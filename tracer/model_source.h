@@ -36,9 +36,13 @@ typedef struct rope_ask {
     const float *divisor; /* [rope_dims/2] of the frequencies, or NULL: LONG's for short texts, GGUF's rope_freqs */
 } rope_ask;
 
-/* Make m->rope[m->n_rope++] and add its description to m->rope_text, whose dims are known. ERR_DATA with a message that
+/* Make m->rope[m->n_rope++] and add its description to m->rope_text, whose dims are known; a second one is that
+ * of the layers with a window. ERR_DATA with a message that
  * names `where` for numbers that make no sense. */
 int model_add_rope(model *m, const char *where, const rope_ask *ask);
+/* Once each layer has its rope: add to m->rope_text which have none, or that positions are learned. ERR_DATA: memory.
+ */
+int model_describe_layers(model *m);
 
 /* m->layer, embedding and the rest by name; n_vocab from the embedding. ERR_DATA for what is missing or has another
  * shape. */

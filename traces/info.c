@@ -44,28 +44,31 @@ static void print_words(const char *label, const cJSON *list) {
     }
 }
 
-/* Numbers of a list; a run of equal ones as "0 x30". */
-static void print_runs(const cJSON *list) {
+/* Each layer's window; a run of equal ones as "512 x5", and "none" where no layer has one. */
+static void print_windows(const cJSON *list) {
     const cJSON *x = list->child;
     while (x) {
         int run = 1;
         const cJSON *next = x->next;
         for (; next && next->valuedouble == x->valuedouble; next = next->next) run++;
-        printf(run > 1 ? "%s%.0f x%d" : "%s%.0f", x == list->child ? "" : ", ", x->valuedouble, run);
+        printf("%s", x == list->child ? "" : ", ");
+        if (x->valuedouble > 0) printf("%.0f", x->valuedouble);
+        else printf("none");
+        if (run > 1 && (next || x != list->child || x->valuedouble > 0)) printf(" x%d", run);
         x = next;
     }
 }
 
 static void print_model(const cJSON *m) {
     char scale[32], cap[32];
-    printf("  model      %s (%s): %.0f layers, %.0f heads over %.0f kv heads of %.0f",
+    printf("  model      %s (%s): %.0f layers, %.0f heads over %.0f kv head%s of %.0f",
            *word(m, "name") ? word(m, "name") : "?", *word(m, "arch") ? word(m, "arch") : "?", number(m, "n_layer"),
-           number(m, "n_head"), number(m, "n_kv_head"), number(m, "head_dim"));
+           number(m, "n_head"), number(m, "n_kv_head"), number(m, "n_kv_head") == 1 ? "" : "s", number(m, "head_dim"));
     printf(", embedding %.0f, vocabulary %.0f\n", number(m, "n_embd"), number(m, "n_vocab"));
     printf("  scores     scale %s, softcap %s, window ", text_number(scale, number(m, "scale")),
            number(m, "softcap") > 0 ? text_number(cap, number(m, "softcap")) : "none");
-    print_runs(member(m, "window"));
-    printf(" (0 = none), rope %s\n", *word(m, "rope") ? word(m, "rope") : "?");
+    print_windows(member(m, "window"));
+    printf(", rope %s\n", *word(m, "rope") ? word(m, "rope") : "?");
     if (*word(m, "backend"))
         printf("  backend    %s, %s, %s\n", word(m, "backend"), word(m, "device"), word(m, "compute"));
 }

@@ -144,13 +144,17 @@ def rotation(rope, D, p):
 
 
 class Expected(KeyScorer):
+    def rope(self, l):
+        everywhere, _, windowed = self.trace.rope.partition("; with a window: ")
+        return windowed if windowed and self.trace.window[l] else everywhere
+
     def table(self, t, entries):
         trace, n_future = self.trace, int(self.own["n_future"])
-        R = np.mean([rotation(trace.rope, trace.head_dim, p) for p in range(t + 1, t + 1 + n_future)], axis=0)
         steps, behind = range(self.sinks, t + 1), entries[entries >= self.sinks]
 
         def attention(l, h, kv):
-            q = np.array([rotation(trace.rope, trace.head_dim, p).T @ self.s.q[l, h, p] for p in steps])
+            R = np.mean([rotation(self.rope(l), trace.head_dim, p) for p in range(t + 1, t + 1 + n_future)], axis=0)
+            q = np.array([rotation(self.rope(l), trace.head_dim, p).T @ self.s.q[l, h, p] for p in steps])
             mu, cov = R @ q.mean(axis=0), R @ np.cov(q.T, bias=True) @ R.T
             k = self.s.k[l, kv, behind]
             logit = trace.scale * k @ mu

@@ -22,6 +22,9 @@ TRACES = {
     # Rotated in part, one kv head, a sliding window, f32.
     "neox": dict(seed=32, n_head=3, n_kv_head=1, window=[0, 15], rope="base 500, neox, 10 dims",
                  seqs=[dict(T=38, n_prompt=20, forms=("factored",), type=np.float32)]),
+    # Layers with a window have a rotation of their own.
+    "two": dict(seed=33, n_head=2, n_kv_head=1, window=[0, 15], seqs=[dict(T=34, forms=("factored",))],
+                rope="base 500, neox, 10 dims; with a window: base 30, neox, 16 dims"),
 }
 
 
@@ -35,7 +38,8 @@ def turned(tmp_path_factory):
 @pytest.mark.parametrize("name, schedule, unit, budgets", [
     ("interleaved", "step", "head", "8,13"), ("interleaved", "every:3", "layer", "11"),
     ("interleaved", "step", "model", "9"), ("neox", "step", "layer", "9"), ("neox", "prompt", "head", "7,12"),
-    ("neox", "prompt", "layer", "9"), ("neox", "block:3", "head", "12")])
+    ("neox", "prompt", "layer", "9"), ("neox", "block:3", "head", "12"), ("two", "step", "head", "8,13"),
+    ("two", "step", "layer", "11")])
 def test_against_the_formulas(turned, tmp_path, name, schedule, unit, budgets):
     path, trace = turned[name]
     results = simulate(tmp_path, path, SPECS, "-b", budgets, "--schedule", schedule, "--unit", unit)
@@ -75,6 +79,9 @@ def test_values_out_of_range(turned, tmp_path, spec):
     (dict(wo=False, seqs=[dict(T=20, values=True)]), "mix(evidence=outnorm,memory=static)", "model/wo"),
     (dict(seqs=[dict(T=20, forms=("factored",))]), "expected", "rope"),
     (dict(rope="yarn 40", seqs=[dict(T=20, forms=("factored",))]), "expected", "rope"),
+    (dict(rope="base 10000, neox, 16 dims; none in layers 1", seqs=[dict(T=20, forms=("factored",))]), "expected", "rope"),
+    (dict(rope="base 9, neox, 16 dims; with a window: base 9, neox, 18 dims", seqs=[dict(T=20, forms=("factored",))]),
+     "expected", "rope"),
     (dict(rope="base 10000, neox, 18 dims", seqs=[dict(T=20, forms=("factored",))]), "expected", "rope"),
 ])
 def test_a_trace_that_lacks_something(tmp_path, facts, spec, lacks):

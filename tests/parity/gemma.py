@@ -1,7 +1,7 @@
-"""Gemma 3 270M on its real weights against transformers, which reads the same file with a loader of its own: `gemma.py`.
+"""Gemma 3 270M on its real weights against transformers, which reads the same file with its own loader: `gemma.py`.
 
-Genesis at T = 2, 7, 300 and 600, the last beyond the window of the local layers (512): logits, attention rows, what lies
-outside the windows, gradients. Then the perplexities of a few texts as `kvlag trace` stores them.
+Genesis at T = 2, 7, 300 and 600, the last beyond the window of the local layers (512): logits, attention rows, what
+lies outside the windows, gradients. Then the perplexities of a few texts as `kvlag trace` stores them.
 """
 
 import argparse
