@@ -16,9 +16,8 @@ import pytest
 import documents
 from documents import DOCUMENTS, ROOT
 
-MODEL = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
-NEEDS_MODEL = {"README.md"}
-FEWEST = {"README.md": 6, "docs/recipes.md": 25, "docs/reading-an-estimate.md": 9}  # commands: no block lost its language
+NEEDS_MODEL = {"README.md": ("SmolLM2-135M-Instruct.Q4_1.gguf", "make model"), "docs/models.md": ("gemma-3-270m-q4_k_m.gguf", "make gemma")}
+FEWEST = {"README.md": 6, "docs/models.md": 5, "docs/recipes.md": 25, "docs/reading-an-estimate.md": 9}  # commands: no block lost its language
 INSTALLS = "installs what it needs and takes minutes"
 NOT_RUN = {
     "README.md": {"make demo": INSTALLS, "make check": "runs this test"},
@@ -52,6 +51,9 @@ def folder_of(tmp_path_factory):
     made = {}
 
     def of(document):
+        model, fetch = NEEDS_MODEL.get(document, ("", ""))
+        if not (ROOT / "models" / model).exists():
+            pytest.skip(f"{model} is not in models/ ({fetch} fetches it)")
         if document not in made:
             made[document] = folder = tmp_path_factory.mktemp(re.sub(r"\W", "-", document))
             documents.checkout(folder)
@@ -66,8 +68,6 @@ SHOWING = [d for d in DOCUMENTS if any(language in ("console", "python") for lan
 
 @pytest.mark.parametrize("document", SHOWING)
 def test_what_it_shows_is_true(document, folder_of):
-    if document in NEEDS_MODEL and not MODEL.exists():
-        pytest.skip("models/ is empty (make model fetches the weights)")
     folder_of(document)
 
 
@@ -169,6 +169,33 @@ def test_lag_and_hold_by_hand(folder_of):
     assert [int(t) for t, _, _ in shown] == [3, 4, 5, 6]
     for t, smoother, held in shown:
         assert (smoother, held) == (seen["2", "2", int(t)], seen["0", "2", int(t)])
+
+
+def test_models_that_are_known():
+    """Every architecture, and every family of chat templates."""
+    source = {name: (ROOT / f"tracer/{name}.c").read_text() for name in ("arch", "chat_style")}
+    names = re.findall(r'\{\.name = "(.*?)",\s+\.types = "(.*?)"', source["arch"])
+    shown = [(name.strip("`"), re.sub("[`, ]+", "|", types).strip("|"))
+             for _, name, types, _ in table("docs/models.md", "models")]  # fmt: skip
+    assert names == shown and len(names) >= 10
+    templates = re.search(r"told by what stands in them: (.*?)\. A base", re.sub(r"\s+", " ", documents.text("docs/models.md")))
+    assert sorted(templates[1].split(", ")) == sorted(set(re.findall(r'\{\.name = "(.*?)"', source["chat_style"])))
+
+
+def test_windows_of_gemma(folder_of):
+    folder = folder_of("docs/models.md")
+    rows = {(row["spec"], row["budget"] if row["budget_asked"] else ""): row for row in results(folder / "out/gemma.csv")}
+    shown = table("docs/models.md", "policy")
+    assert len(shown) == len(rows) == 5
+    for spec, budget, *cells in shown:
+        row = rows[spec, budget]
+        for column, cell in zip(("evictions", "expired", "lost_mass", "kl_est"), cells):
+            assert float(row[column]) == pytest.approx(float(cell), abs=0.6 * 10 ** -len(cell.partition(".")[2])), (spec, budget)
+    said = re.search(r"it takes (\.\d+) of all attention in the last forty steps", re.sub(r"\s+", " ", documents.text("docs/models.md")))
+    with h5py.File(folder / "out/gemma.h5") as f:
+        first = np.array(f["seq/0000/attn/probs"][:, :, -40:, 0], "f8").mean(axis=(1, 2))
+        sees = f.attrs["window"] == 0
+    assert sees.sum() == 3 and first[sees].mean() == pytest.approx(float(said[1]), abs=0.006) and not first[~sees].any()
 
 
 def test_one_step_by_hand(tmp_path):
