@@ -284,7 +284,7 @@ DOCDIR     = $(DATADIR)/doc/kvlag
 ZSHDIR     = $(DATADIR)/zsh/site-functions
 API        = base/err.h base/pool.h sim/policy.h traces/lifetimes.h traces/trace.h
 DOCUMENTS  = README.md LICENSE $(wildcard docs/*.* docs/*/*) traces/FORMAT.md $(wildcard traces/samples/*) \
-             demo/genesis.txt demo/my_policy.py examples/slurm.sh
+             demo/genesis.txt demo/my_policy.py examples/slurm.sh tracer/from_transformers.py
 
 install: all $(BUILD)/share/kvlag.pc $(BUILD)/share/man/kvlag.1
 	install -D $(BUILD)/kvlag $(DESTDIR)$(PREFIX)/bin/kvlag

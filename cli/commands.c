@@ -20,7 +20,8 @@ const command commands[] = {
         .help = "run a model once over texts and keep what replay needs",
         .about =
             "MODEL is a GGUF file (any file of a split one), or a folder with config.json, safetensors and "
-            "tokenizer.json. Each TEXT is a file, or - for standard input, and becomes a sequence of its own: a plain "
+            "tokenizer.json (kvlag help models: which ones). Each TEXT is a file, or - for standard input, and becomes "
+            "a sequence of its own: a plain "
             "text, or what --jsonl, --chat or --ids say; --stride makes many of a long one, and --generate lets the "
             "model write an answer to each first. What is kept: the tokens and their text, the predictions, the "
             "attention (as probabilities or as q, k and v), and the gradients that losses are estimated from.",
@@ -98,8 +99,9 @@ const command commands[] = {
         .name = "advise",
         .usage = "TRACE... -o DIR",
         .help = "which policy, budget and lag: sim and analyze in one step",
-        .about = "Prices sim's default set of policies and lags over the traces, prints what to use and how sure that is, "
-                 "and leaves results, figures and the report in DIR.",
+        .about =
+            "Prices sim's default set of policies and lags over the traces, prints what to use and how sure that is, "
+            "and leaves results, figures and the report in DIR.",
         .run = cmd_advise,
         .example =
             {
@@ -112,9 +114,10 @@ const command commands[] = {
         .name = "compare",
         .usage = "A.csv B.csv",
         .help = "what changed between two sets of results, and whether it is more than chance",
-        .about = "Configurations are matched by policy, budget, lag and what else sets them apart. Of each the change of "
-                 "its estimates is shown with a 90 % interval. Both files must be about the same traces, since then "
-                 "their resamples are paired and small changes can be told from chance.",
+        .about =
+            "Configurations are matched by policy, budget, lag and what else sets them apart. Of each the change of "
+            "its estimates is shown with a 90 % interval. Both files must be about the same traces, since then "
+            "their resamples are paired and small changes can be told from chance.",
         .run = cmd_compare,
         .example =
             {

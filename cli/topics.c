@@ -92,6 +92,36 @@ const topic topics[] = {
                 "as with the same options on the command line.\n",
     },
     {
+        .name = "models",
+        .title = "Models",
+        .help = "which models, weights, tokenizers and chat templates are known",
+        .body = "MODEL is a GGUF file (of a split one, any file) or a folder with config.json,\n"
+                "safetensors and tokenizer.json. What is not listed is refused by name.\n"
+                "\n"
+                "  architectures             llama, qwen2, qwen3, gemma, gemma2, gemma3,\n"
+                "                            phi3, gpt2, smollm3, olmo2\n"
+                "  model_type of folders     llama, mistral, qwen2, qwen3, gemma, gemma2,\n"
+                "                            gemma3_text, phi3, gpt2, smollm3, olmo2\n"
+                "  RoPE scaling              linear, llama3, yarn, longrope\n"
+                "  weights in GGUF           F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1,\n"
+                "                            Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL,\n"
+                "                            IQ4_XS, MXFP4\n"
+                "  weights in safetensors    F32, F16, BF16\n"
+                "  tokenizers in GGUF        gpt2, llama\n"
+                "  pre-tokenizers in GGUF    gpt-2, smollm, llama-bpe, smaug-bpe, dbrx,\n"
+                "                            qwen2, gpt-4o, tekken\n"
+                "  tokenizer.json            BPE\n"
+                "  chat templates            Qwen3, ChatML, SmolLM3, Phi-4, Llama 3.1,\n"
+                "                            Llama 3, Gemma 3, Gemma, Llama 2,\n"
+                "                            Mistral v1, Mistral v3, Mistral Nemo,\n"
+                "                            Mistral 7B v0.1, Mistral 7B v0.2,\n"
+                "                            Phi-3 of April 2024, Phi-3, Phi-4-mini,\n"
+                "                            OLMo 2, Zephyr\n"
+                "\n"
+                "Other models that transformers runs: tracer/from_transformers.py writes their\n"
+                "traces (docs/recipes.md).\n",
+    },
+    {
         .name = "files",
         .title = "Files",
         .help = "what is read and written",

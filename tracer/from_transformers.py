@@ -17,14 +17,17 @@ import re
 import sys
 import time
 
-import h5py
-import hdf5plugin
-import numpy as np
-import torch
-import transformers
-from torch.utils.checkpoint import checkpoint
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+try:
+    import h5py
+    import hdf5plugin
+    import numpy as np
+    import torch
+    import transformers
+    from torch.utils.checkpoint import checkpoint
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+except ImportError as error:
+    sys.exit(f"from_transformers.py: {error} (needs torch, transformers 4.53 or newer, h5py and hdf5plugin)")
 
 TILE, TOPK = 256, 32  # rows and columns of a chunk; predictions kept of each step
 COMPUTE = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -254,7 +257,7 @@ def attention_writer(group, s, n, forms, off):
 
 
 def write_sequence(seq, number, subject, source, data, ids, ends, args):
-    n, n_prompt = len(ids), min(args.prompt, len(ids))
+    n, n_prompt = len(ids), args.prompt
     seq.attrs.update(n_tokens=n, n_prompt=n_prompt, source=source)
     put(seq, "tokens", ids.astype("i4"))
     if ends is not None:
@@ -315,15 +318,26 @@ def load(args):
     return transformers.AutoModelForCausalLM.from_pretrained(where, **more).to(args.device), tokenizer
 
 
-def read(name, tokenizer, most, positions):
+def check_output(args):
+    if any(os.path.exists(name) and os.path.exists(args.path) and os.path.samefile(name, args.path) for name in args.text):
+        raise Refused(f"{args.path}: is an input; give -o another name")
+    if os.path.exists(args.path) and not args.force:
+        raise Refused(f"{args.path}: exists; --force overwrites it")
+    if not os.path.isdir(os.path.dirname(args.path) or "."):
+        raise Refused(f"{args.path}: there is no such folder")
+
+
+def read(name, tokenizer, args, positions):
     data = sys.stdin.buffer.read() if name == "-" else open(name, "rb").read()
     try:
         ids, ends = split(tokenizer, data.decode())
     except UnicodeDecodeError as error:
         raise Refused(f"{name}: {error}") from None
-    ids, ends = ids[:most], None if ends is None else ends[:most]
-    if not 0 < len(ids) <= (positions or len(ids)):
-        raise Refused(f"{name}: {len(ids)} tokens; the model takes 1 to {positions} (--tokens)")
+    ids, ends = ids[: args.tokens], None if ends is None else ends[: args.tokens]
+    if not 2 <= len(ids) <= (positions or len(ids)):
+        raise Refused(f"{name}: {len(ids)} tokens; a trace takes 2 to {positions or 'any number'} (--tokens)")
+    if not 0 <= args.prompt <= len(ids) - 2:
+        raise Refused(f"{name}: --prompt {args.prompt} leaves no step to count in {len(ids)} tokens")
     return "" if name == "-" else os.path.basename(name), data, ids, ends
 
 
@@ -350,14 +364,13 @@ def main(argv=None):
     args.command = " ".join(["from_transformers.py", args.name, *map(os.path.basename, args.text), *words])
     start = time.monotonic()
     try:
-        if os.path.exists(args.path) and not args.force:
-            raise Refused(f"{args.path}: exists; --force overwrites it")
+        check_output(args)
         model, tokenizer = load(args)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        texts = [read(name, tokenizer, args.tokens, positions) for name in args.text]
+        texts = [read(name, tokenizer, args, positions) for name in args.text]
         capture(model, texts, args.path, args)
-    except (Refused, ImportError, OSError, ValueError) as error:
-        sys.exit(f"from_transformers.py: {error}")
+    except (Refused, ImportError, OSError, ValueError, RuntimeError) as error:
+        sys.exit(f"from_transformers.py: {str(error).strip().splitlines()[0]}")
     n, size = sum(len(ids) for _, _, ids, _ in texts), os.path.getsize(args.path)
     print(f"{args.path}: {n} tokens in {time.monotonic() - start:.1f} s, {size / 2**20:.1f} MiB", file=sys.stderr)
 

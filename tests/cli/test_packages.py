@@ -94,6 +94,14 @@ def test_the_installed_program_works(prefix, tmp_path):
     assert len(rows_of(tmp_path / "r.csv")) == 1
 
 
+def test_the_program_for_other_models_is_installed(prefix, tmp_path):
+    """Where the recipes say, and in one line what it needs."""
+    script = prefix / "share/doc/kvlag/tracer/from_transformers.py"
+    done = subprocess.run([sys.executable, "-I", "-S", script, "m", "t", "-o", "x.h5"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "No module named 'h5py' (needs torch, transformers 4.53 or newer, h5py and hdf5plugin)" in done.stderr
+
+
 def test_the_version_is_one(prefix):
     version = kvlag("--version").stdout.decode().split()[1]
     assert pkg_config(prefix, "--modversion") == [version]

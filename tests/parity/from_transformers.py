@@ -10,10 +10,12 @@ the recipe in docs/recipes.md.
 import argparse
 import contextlib
 import csv
+import filecmp
 import importlib.util
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -223,7 +225,8 @@ def refused(what, words, folder, model, texts, *more):
     except SystemExit as error:
         said = str(error)
     left = [name for name in os.listdir(folder) if name.startswith("refused.h5")]
-    holds(f"refused: {what}" + ("" if words in said and not left else f"; it said {said}, left {left}"), words in said and not left)
+    fine = words in said and "\n" not in said and not left
+    holds(f"refused: {what}" + ("" if fine else f"; it said {said}, left {left}"), fine)
 
 
 def refusals(folder, model, texts):
@@ -239,7 +242,16 @@ def refusals(folder, model, texts):
     refused("more tokens than positions", "512 (--tokens)", folder, model, [os.path.join(ROOT, "tests/tiny/train.py")])
     refused("no such model", "no-such-model", folder, os.path.join(folder, "no-such-model"), texts)
     refused("no such text", "gone.txt", folder, model, ["gone.txt"])
+    refused("one token", "1 tokens; a trace takes 2 to 512", folder, model, texts, "--tokens", 1)
+    refused("a prompt of all tokens", "--prompt 19 leaves no step", folder, model, texts, "--tokens", 20, "--prompt", 19)
+    refused("a prompt below 0", "--prompt -1 leaves no step", folder, model, texts, "--tokens", 20, "--prompt", -1)
+    refused("a device that is none", "nonsense", folder, model, texts, "--device", "nonsense")
     refused("text that is not UTF-8", "latin1.txt", folder, model, [broken])
+    refused("no such folder", "refused.h5/x.h5: there is no such folder", folder, model, texts, "-o", os.path.join(folder, "refused.h5", "x.h5"))
+    own = os.path.join(folder, "own.txt")
+    shutil.copy(texts[0], own)
+    refused("a text as the output", "own.txt: is an input", folder, model, [own], "-o", own, "--force")
+    holds("the text is still there", filecmp.cmp(texts[0], own, shallow=False))
     there = os.path.join(folder, "there.h5")
     open(there, "w").close()
     try:
