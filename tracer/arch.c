@@ -223,8 +223,11 @@ char *arch_names(char *out, size_t size) {
 char *arch_types(char *out, size_t size) {
     size_t used = 0;
     out[0] = 0;
-    for (int i = 0; i < N_ARCH && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", table[i].types);
-    for (char *bar = out; (bar = strchr(bar, '|'));) *bar = ' ';
+    for (int i = 0; i < N_ARCH; i++)
+        for (const char *word = table[i].types; word && used < size; word = strchr(word, '|')) {
+            word += *word == '|';
+            used +=
+                (size_t)snprintf(out + used, size - used, "%s%.*s", used ? ", " : "", (int)strcspn(word, "|"), word);
+        }
     return out;
 }

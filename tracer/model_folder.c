@@ -225,12 +225,13 @@ static int read_windows(model *m) {
 /* One set of RoPE parameters: transformers 5 keeps all in one object, 4 the base outside of it. */
 static int read_scaling(model *m, const cJSON *o, double base, rope_ask *ask) {
     const char *type = get_word(o, "rope_type") ? get_word(o, "rope_type") : get_word(o, "type");
-    static const char names[] = "default|linear|llama3|yarn|longrope";
+    static const char names[] = "default|linear|llama3|yarn|longrope",
+                      known[] = "default, linear, llama3, yarn, longrope";
     int which = type ? text_find_word(names, type) : 0;
     if (type && strcmp(type, "su") == 0) which = ROPE_LONG; /* its name before */
     if (which < 0)
         return err_set(ERR_DATA, "%s: RoPE type '%.40s' is not supported (%s are)", source_of(m)->config_path, type,
-                       names);
+                       known);
     ask->type = (rope_type)which;
     TRY(get_number(m, o, "rope_theta", base, &ask->base));
     TRY(get_number(m, o, "factor", 1, &ask->factor));
@@ -392,6 +393,14 @@ static bool is_known(const char *name) {
     return false;
 }
 
+/* Logits without weights of their own take the embedding's, unless the config says that they have some. */
+static int check_tied(const model *m) {
+    bool apart = cJSON_IsFalse(get(source_of(m)->config, "tie_word_embeddings"));
+    if (!apart || m->output.tensor != m->embedding.tensor) return 0;
+    return err_set(ERR_DATA, "%s: tensor '%s' is missing (%s says that it is not tied to the embedding)", m->path,
+                   m->arch->output, source_of(m)->config_path);
+}
+
 /* A trailing '/' is no name. */
 static int read_name(model *m) {
     size_t n = strlen(m->path);
@@ -416,6 +425,7 @@ int model_open_folder(const char *path, model *m) {
     TRY(read_ropes(m));
     TRY(safetensors_open(path, &s->file));
     TRY(model_find_weights(m));
+    TRY(check_tied(m));
     TRY(read_windows(m));
     TRY(choose_ropes(m));
     TRY(read_name(m));
