@@ -443,7 +443,7 @@ def test_the_csv_is_rfc_4180(sim_traces, tmp_path):
     )
     comments, data = lines_of(tmp_path / "r.csv")
     assert comments[0] == b"# kvlag results v1\n" and data.startswith(",".join(KEY + NUMBERS).encode() + b"\n")
-    assert len(KEY) + len(NUMBERS) == 36
+    assert len(KEY) + len(NUMBERS) == 37
     for r in rows:
         assert list(r) == KEY + NUMBERS and None not in r.values(), r
         for c in ("n_counted", "lost_mass", "footprint", "peak", "evictions", "evict_batches"):
