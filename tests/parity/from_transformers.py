@@ -211,7 +211,7 @@ def against_ours(title, kvlag, ours, model, texts, folder, tokens):
 def alone(title, kvlag, model, texts, folder, *more):
     print(title)
     path = os.path.join(folder, "alone.h5")
-    for tokens in 1, 2, 300:
+    for tokens in 2, 300:
         theirs(model, texts, path, "--force", "--device", "cpu", "--tokens", tokens, *more)
         check(kvlag, path)
     results(kvlag, path, path + ".csv")
