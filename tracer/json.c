@@ -1,5 +1,6 @@
 #include "tracer/json.h"
 #include "base/err.h"
+#include "tracer/utf8.h"
 
 #include <string.h>
 
@@ -9,9 +10,18 @@ static bool holds_nul(const char *words) {
     return false;
 }
 
+/* Where the first byte is that is no UTF-8; n: nowhere. */
+static size_t utf8_end(const char *words, size_t n) {
+    size_t at = 0;
+    for (size_t length; at < n && (length = utf8_length(words + at, n - at)) > 0; at += length) continue;
+    return at;
+}
+
 int json_parse(const char *words, const char *path, cJSON **out) {
     const char *end = words;
+    size_t n = strlen(words), wrong = utf8_end(words, n);
     *out = NULL;
+    if (wrong < n) return err_set(ERR_DATA, "%s: byte %zu is no UTF-8", path, wrong);
     if (holds_nul(words)) return err_set(ERR_DATA, "%s: a NUL (\\u0000) in a text is not supported", path);
     cJSON *o = cJSON_ParseWithOpts(words, &end, 1);
     if (!o) return err_set(ERR_DATA, "%s: no JSON at byte %zu", path, (size_t)(end - words));

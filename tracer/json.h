@@ -5,7 +5,8 @@
 #include <stdbool.h>
 
 /* The NUL-terminated text of one object or array; *out for cJSON_Delete, NULL on failure. A text that holds an escaped
- * NUL, where cJSON would end a string, is refused. `path` is for messages. Returns 0 or ERR_DATA. */
+ * NUL, where cJSON would end a string, and bytes that are no UTF-8 are refused. `path` is for messages. Returns 0 or
+ * ERR_DATA. */
 int json_parse(const char *words, const char *path, cJSON **out);
 
 const cJSON *json_get(const cJSON *o, const char *key);         /* NULL where it is absent or null */

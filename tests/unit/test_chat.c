@@ -167,6 +167,7 @@ static void test_faults(void **state) {
     static const char none[] = "chat.json: holds no messages (an array of objects with role and content, or an object "
                                "whose \"messages\" is one)";
     refused(chatml, "", "chat.json: no JSON at byte 0");
+    refused(chatml, "[" U("\u00e9\xff") "]", "chat.json: byte 29 is no UTF-8");
     refused(chatml, "[" U("a\\u0000b") "]", "chat.json: a NUL (\\u0000) in a text is not supported");
     refused(chatml, "[]", none);
     refused(chatml, "{\"messages\":{}}", none);
