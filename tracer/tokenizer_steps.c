@@ -134,16 +134,16 @@ static int replace(rewritten *r, const step *p, const span *s) {
     return 0;
 }
 
-/* Stretches that stay what they are keep the place of each byte; the others are like replacements. */
+/* What became of a stretch stands, byte by byte, where the stretch does; where it has become longer, the rest at its
+ * last byte. */
 static int compose(rewritten *r, const span *s) {
     nfc form = {0};
     int code = 0;
     for (size_t i = 0, n; i < s->n && !code; i += n) {
         code = nfc_next(&form, s->text + i, s->n - i, &n);
         if (code) break;
-        bool same = form.n == n && memcmp(form.text, s->text + i, n) == 0;
-        if (!same) code = add(r, form.text, form.n, span_origin(s, i), span_origin(s, i + n));
-        for (size_t k = 0; k < n && same && !code; k++) code = add(r, form.text + k, 1, span_origin(s, i + k), 0);
+        for (size_t k = 0; k < form.n && !code; k++)
+            code = add(r, form.text + k, 1, span_origin(s, i + (k < n ? k : n - 1)), 0);
     }
     nfc_free(&form);
     return code;

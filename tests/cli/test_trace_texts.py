@@ -419,6 +419,25 @@ def test_conversations_that_are_refused(tiny, chatty, tmp_path):
         refused(tmp_path, 1, "c.json: ", "trace", chatty, "--chat", "c.json", "-o", "x.h5")
 
 
+# ---- normal forms ----------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_composed_where_the_tokenizer_says_so(tiny, tmp_path):
+    """Qwen's does: the ids are those of the composed text, the pieces the text's own bytes. In a prompt, too."""
+    composing = tmp_path / "q.gguf"
+    composing.write_bytes(tiny.read_bytes().replace(b"gpt-2", b"qwen2", 1))
+    texts = [f"{e} was, and cafe{e} {u}.".encode() for e, u in (("e\u0301", "u\u0323\u0302"), ("\u00e9", "\u1ee5\u0302"))]
+    for i, raw in enumerate(texts):
+        (tmp_path / f"{i}.txt").write_bytes(raw)
+    apart, whole = traced(tmp_path, composing, tmp_path / "0.txt", tmp_path / "1.txt")
+    assert apart.ids == whole.ids and [apart.text(), whole.text()] == texts
+    assert kvlag("info", "--check", tmp_path / "t.h5").returncode == 0
+    assert ids_of(tiny, tmp_path, texts[0]) != ids_of(tiny, tmp_path, texts[1])
+    line = json.dumps({"prompt": "cafe\u0301", "text": " was there"})
+    (asked,) = traced(tmp_path, composing, "-", "--jsonl", input=line.encode())
+    assert asked.text(0, asked.n_prompt).decode() == "cafe\u0301" and asked.text(asked.n_prompt).decode() == " was there"
+
+
 # ---- outputs ---------------------------------------------------------------------------------------------------------
 
 

@@ -256,8 +256,9 @@ static void test_any_bytes(void **state) {
     tokenizer_free(t);
 }
 
-/* Qwen composes its texts. 256 is e with an acute. What becomes of several characters is covered by its first token;
- * those behind it cover nothing. Bytes that are no UTF-8 and control tokens part what would merge. */
+/* Qwen composes its texts. 256 is e with an acute. The bytes of what several characters became stand where
+ * theirs do, and where there are more of them, at the last. Bytes that are no UTF-8 and control tokens part what would
+ * merge. */
 static void test_composed(void **state) {
     (void)state;
     toy y;
@@ -273,7 +274,12 @@ static void test_composed(void **state) {
     token_list list;
     OK(tokenizer_encode(t, "\u00e9i\u0323z", 6, false, &list));
     assert_int_equal(list.n, 5);
-    assert_memory_equal(list.offset, ((int64_t[]){0, 2, 5, 5, 5, 6}), 6 * sizeof *list.offset);
+    assert_memory_equal(list.offset, ((int64_t[]){0, 2, 3, 4, 5, 6}), 6 * sizeof *list.offset);
+    token_list_free(&list);
+    OK(tokenizer_encode(t, "\u0958a", 4, false, &list));
+    assert_int_equal(list.n, 7); /* three bytes become six */
+    assert_memory_equal(list.offset, ((int64_t[]){0, 1, 2, 2, 2, 2, 3, 4}), 8 * sizeof *list.offset);
+    assert_int_equal(token_list_before(&list, 3), 6);
     token_list_free(&list);
     OK(tokenizer_encode(t, "ae\u0301\u00e9e\u0301", 9, false, &list));
     assert_int_equal(list.n, 4);
