@@ -33,7 +33,7 @@ static char *read_file(const char *path) {
 }
 
 static tokenizer *open_tokenizer(const char *path, const char *config_path) {
-    tokenizer *t;
+    tokenizer *t = NULL;
     size_t n = strlen(path);
     if (n > 5 && strcmp(path + n - 5, ".gguf") == 0) {
         gguf *g;
