@@ -3,6 +3,7 @@
 #include "base/terminal.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pty.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,16 +25,24 @@ static void begin(int columns) {
     struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
     int follower;
     assert_int_equal(openpty(&leader, &follower, NULL, NULL, &size), 0);
-    assert_int_equal(fcntl(leader, F_SETFL, O_NONBLOCK), 0);
     real_stderr = dup(STDERR_FILENO);
     dup2(follower, STDERR_FILENO);
     close(follower);
 }
 
-/* What has arrived since. */
+/* What was written since. The system hands it over when it finds the time, so a mark goes behind it and is waited for.
+ */
 static void seen(char out[1024]) {
-    ssize_t n = read(leader, out, 1023);
-    out[n > 0 ? n : 0] = 0;
+    static const char mark = '\001';
+    size_t n = 0;
+    assert_int_equal(write(STDERR_FILENO, &mark, 1), 1);
+    do {
+        assert_int_equal(poll(&(struct pollfd){.fd = leader, .events = POLLIN}, 1, 10000), 1);
+        ssize_t more = read(leader, out + n, 1023 - n);
+        assert_true(more > 0);
+        n += (size_t)more;
+    } while (out[n - 1] != mark);
+    out[n - 1] = 0;
 }
 
 static bool begins(const char *text, const char *with) {
