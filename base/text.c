@@ -101,6 +101,15 @@ int text_find_word(const char *words, const char *word) {
     return -1;
 }
 
+char *text_list_words(const char *words, char *out, size_t size) {
+    size_t used = strlen(out);
+    for (const char *w = words; w && used < size; w = strchr(w, '|')) {
+        w += *w == '|';
+        used += (size_t)snprintf(out + used, size - used, "%s%.*s", used ? ", " : "", (int)strcspn(w, "|"), w);
+    }
+    return out;
+}
+
 long text_counted_word(const char *s, const char *word, long least, long most) {
     size_t n = strlen(word);
     char *end;

@@ -30,5 +30,7 @@ char *text_number(char out[32], double value);
 int text_parse_number(const char *s, double *value);
 /* Index of `word` in "a|b|c", or -1; "" is no word. */
 int text_find_word(const char *words, const char *word);
+/* "a, b, c" of "a|b|c", behind what `out` holds, with ", " between; cut at `size` bytes, NUL included. Returns out. */
+char *text_list_words(const char *words, char *out, size_t size);
 /* The K of "WORD:K", from `least` (0 or more) to `most`; -1 where the text is anything else. */
 long text_counted_word(const char *s, const char *word, long least, long most);

@@ -21,10 +21,10 @@ const command commands[] = {
         .about =
             "MODEL is a GGUF file (any file of a split one), or a folder with config.json, safetensors and "
             "tokenizer.json (kvlag help models: which ones). Each TEXT is a file, or - for standard input, and becomes "
-            "a sequence of its own: a plain "
-            "text, or what --jsonl, --chat or --ids say; --stride makes many of a long one, and --generate lets the "
-            "model write an answer to each first. What is kept: the tokens and their text, the predictions, the "
-            "attention (as probabilities or as q, k and v), and the gradients that losses are estimated from.",
+            "a sequence of its own: a plain text, or what --jsonl, --chat or --ids say; --stride makes many of a long "
+            "one, and --generate lets the model write an answer to each first. What is kept: the tokens and their "
+            "text, the predictions, the attention (as probabilities or as q, k and v), and the gradients that losses "
+            "are estimated from.",
         .run = cmd_trace,
         .first_round = true,
         .example =

@@ -1,6 +1,6 @@
 #include "tracer/arch.h"
+#include "base/text.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define BIT(slot) (1u << SLOT_##slot)
@@ -213,21 +213,13 @@ const char *arch_gguf_name(const arch *a, arch_slot slot) {
 }
 
 char *arch_names(char *out, size_t size) {
-    size_t used = 0;
     out[0] = 0;
-    for (int i = 0; i < N_ARCH && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", table[i].name);
+    for (int i = 0; i < N_ARCH; i++) text_list_words(table[i].name, out, size);
     return out;
 }
 
 char *arch_types(char *out, size_t size) {
-    size_t used = 0;
     out[0] = 0;
-    for (int i = 0; i < N_ARCH; i++)
-        for (const char *word = table[i].types; word && used < size; word = strchr(word, '|')) {
-            word += *word == '|';
-            used +=
-                (size_t)snprintf(out + used, size - used, "%s%.*s", used ? ", " : "", (int)strcspn(word, "|"), word);
-        }
+    for (int i = 0; i < N_ARCH; i++) text_list_words(table[i].types, out, size);
     return out;
 }

@@ -2,9 +2,9 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "tracer/chat_style.h"
 #include "tracer/json.h"
-#include "tracer/utf8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -315,8 +315,8 @@ static bool digits(const char *s, size_t n) {
     return strspn(s, "0123456789") >= n;
 }
 
-/* Year, month, day. */
-static bool read_date(const char *s, int part[3]) {
+/* Year, month, day; false: it is none. */
+static bool split_date(const char *s, int part[3]) {
     static const int days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
     if (strlen(s) != 10 || !digits(s, 4) || s[4] != '-' || !digits(s + 5, 2) || s[7] != '-' || !digits(s + 8, 2))
         return false;
@@ -326,9 +326,13 @@ static bool read_date(const char *s, int part[3]) {
     return part[2] >= 1 && part[2] <= days[part[1] - 1] + (part[1] == 2 && leap);
 }
 
+static int read_date(const char *date, int part[3]) {
+    return split_date(date, part) ? 0 : err_set(ERR_USAGE, "--date: '%.40s' is no date (want YYYY-MM-DD)", date);
+}
+
 int chat_check_date(const char *date) {
     int part[3];
-    return read_date(date, part) ? 0 : err_set(ERR_USAGE, "--date: '%.40s' is no date (want YYYY-MM-DD)", date);
+    return read_date(date, part);
 }
 
 /* The date as the template writes it; in English, whatever the locale. */
@@ -348,8 +352,7 @@ static int choose_date(writer *w, const char *date) {
         snprintf(w->date, sizeof w->date, "%s", style->date);
         return 0;
     }
-    TRY(chat_check_date(date));
-    read_date(date, part);
+    TRY(read_date(date, part));
     snprintf(w->date, sizeof w->date, "%02d %.*s %04d", part[2], style->whole_months ? 9 : 3, months[part[1] - 1],
              part[0]);
     return 0;

@@ -2,7 +2,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
-#include "tracer/utf8.h"
+#include "base/utf8.h"
 
 #include <string.h>
 

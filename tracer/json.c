@@ -1,6 +1,6 @@
 #include "tracer/json.h"
 #include "base/err.h"
-#include "tracer/utf8.h"
+#include "base/utf8.h"
 
 #include <string.h>
 

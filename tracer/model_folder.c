@@ -225,13 +225,13 @@ static int read_windows(model *m) {
 /* One set of RoPE parameters: transformers 5 keeps all in one object, 4 the base outside of it. */
 static int read_scaling(model *m, const cJSON *o, double base, rope_ask *ask) {
     const char *type = get_word(o, "rope_type") ? get_word(o, "rope_type") : get_word(o, "type");
-    static const char names[] = "default|linear|llama3|yarn|longrope",
-                      known[] = "default, linear, llama3, yarn, longrope";
+    static const char names[] = "default|linear|llama3|yarn|longrope";
+    char known[64] = "";
     int which = type ? text_find_word(names, type) : 0;
     if (type && strcmp(type, "su") == 0) which = ROPE_LONG; /* its name before */
     if (which < 0)
         return err_set(ERR_DATA, "%s: RoPE type '%.40s' is not supported (%s are)", source_of(m)->config_path, type,
-                       known);
+                       text_list_words(names, known, sizeof known));
     ask->type = (rope_type)which;
     TRY(get_number(m, o, "rope_theta", base, &ask->base));
     TRY(get_number(m, o, "factor", 1, &ask->factor));

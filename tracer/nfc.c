@@ -1,7 +1,7 @@
 #include "tracer/nfc.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "tracer/utf8.h"
+#include "base/utf8.h"
 
 #include <stdbool.h>
 #include <stdlib.h>

@@ -21,7 +21,7 @@ typedef struct plugin_choice {
     {"precision", 0, OPT_CHOICE, true, &(c).options.precision, "f32|bf16",                                            \
      "of what matrix products take in (default f32)", 0, 0},                                                          \
     {"weights", 0, OPT_CHOICE, false, &(c).options.weights, "auto|dense|blocks",                                      \
-     "in memory: dequantised, or as they stand in the file (auto: dense on cuda, blocks on cpu)", 0, 0},                               \
+     "in memory: dequantised, or as they stand in the file (auto: dense on cuda, blocks on cpu)", 0, 0},              \
     {"offload", 0, OPT_FLAG, false, &(c).options.offload, NULL,                                                       \
      "keep the layers in host memory, for models that exceed the device's", 0, 0}
 /* clang-format on */

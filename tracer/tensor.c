@@ -9,9 +9,14 @@ static int refuse_type(const tensor *t) {
                    t->type_name, list);
 }
 
+static int find_type(const tensor *t, const dequant_type **out) {
+    *out = dequant_find(t->type);
+    return *out && (*out)->run ? 0 : refuse_type(t);
+}
+
 int tensor_check(const tensor *t) {
-    const dequant_type *type = dequant_find(t->type);
-    return type && type->run ? 0 : refuse_type(t);
+    const dequant_type *type;
+    return find_type(t, &type);
 }
 
 /* Whole blocks: `first` and `n` count them. */
@@ -20,8 +25,8 @@ static void read_blocks(const tensor *t, const dequant_type *type, size_t first,
 }
 
 int tensor_rows(const tensor *t, size_t row0, size_t n, float *out) {
-    TRY(tensor_check(t));
-    const dequant_type *type = dequant_find(t->type);
+    const dequant_type *type;
+    TRY(find_type(t, &type));
     size_t rows = t->dims[1] * t->dims[2] * t->dims[3], blocks = t->dims[0] / type->block;
     if (row0 > rows || n > rows - row0)
         return err_set(ERR_DATA, "%s: tensor '%s': %zu rows from row %zu asked, it has %zu", t->file, t->name, n, row0,
@@ -31,8 +36,8 @@ int tensor_rows(const tensor *t, size_t row0, size_t n, float *out) {
 }
 
 int tensor_columns(const tensor *t, size_t row, size_t col0, size_t n, float *out) {
-    TRY(tensor_check(t));
-    const dequant_type *type = dequant_find(t->type);
+    const dequant_type *type;
+    TRY(find_type(t, &type));
     size_t width = t->dims[0], rows = t->dims[1] * t->dims[2] * t->dims[3];
     if (row >= rows || col0 > width || n > width - col0 || col0 % type->block || n % type->block)
         return err_set(ERR_DATA, "%s: tensor '%s': %zu values from %zu of row %zu asked, in blocks of %u", t->file,

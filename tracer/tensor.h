@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TENSOR_NAME_MAX = 128, TENSOR_OTHER_TYPE = INT32_MAX };
+enum { TENSOR_NAME_MAX = 128, TENSOR_F32 = 0, TENSOR_OTHER_TYPE = INT32_MAX };
 
 typedef struct tensor {
     char name[TENSOR_NAME_MAX];

@@ -2,8 +2,8 @@
  * linked list, so a word of n characters takes n log n steps, whatever stands in it. */
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "tracer/tokenizer_parts.h"
-#include "tracer/utf8.h"
 
 static int heap_push(encoder *e, uint64_t candidate) {
     TRY(mem_grow((void **)&e->heap, &e->heap_capacity, e->n_heap + 1, sizeof *e->heap, "merge candidates"));

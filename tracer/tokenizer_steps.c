@@ -2,9 +2,9 @@
  * makes of it to the next, so depth is bounded by the number of steps. */
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "tracer/nfc.h"
 #include "tracer/tokenizer_parts.h"
-#include "tracer/utf8.h"
 
 #include <string.h>
 

@@ -2,6 +2,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "traces/check.h"
 #include "traces/lifetimes.h"
 #include "traces/reader_private.h"
@@ -99,23 +100,13 @@ static int add_attribute(cJSON *facts, hid_t object, const char *name) {
 
 /* ---- traces ----------------------------------------------------------------------------------------------------- */
 
-/* The length of the UTF-8 character at s (n bytes left), 0 if it is none. */
-static size_t utf8_length(const unsigned char *s, size_t n) {
-    size_t want = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : 0;
-    if (s[0] >= 0xf0 && s[0] < 0xf5) want = 4;
-    if (!want || want > n) return 0;
-    for (size_t i = 1; i < want; i++)
-        if ((s[i] & 0xc0) != 0x80) return 0;
-    return want;
-}
-
 /* The first characters of the text: valid UTF-8 on one line, '?' for what is not. */
 static int add_preview(cJSON *facts, const trace_sequence *s) {
     text t = {0};
     size_t n = s->pieces ? (size_t)s->piece_offset[s->n_tokens] : 0, at = 0;
     int code = text_add(&t, "%s", "");
     while (at < n && at < PREVIEW_BYTES && !code) {
-        size_t length = utf8_length(s->pieces + at, n - at);
+        size_t length = utf8_length((const char *)s->pieces + at, n - at);
         bool control = length == 1 && (s->pieces[at] < 0x20 || s->pieces[at] == 0x7f);
         if (control || !length) code = text_add(&t, "%s", control ? " " : "?");
         else code = text_add_bytes(&t, s->pieces + at, length);

@@ -327,8 +327,8 @@ static void check_step(const bench *b, const step_view *v, size_t t) {
                 assert_float_equal(v->rows[1][(l * H + h) * v->ld_rows + i], b->k->probs[l][h][t][i], 2e-5);
 }
 
-static void steps_equal_whole_passes(void **state) {
-    (void)state;
+/* Two copies of every architecture, `filled` tokens in one pass, then step by step up to `end`. */
+static void check_steps(size_t filled, size_t end) {
     const bool rows[2] = {false, true};
     for (size_t i = 0; i < arch_count(); i++) {
         bench b;
@@ -337,7 +337,8 @@ static void steps_equal_whole_passes(void **state) {
         bench_new(&b, arch_at(i), 2);
         run(&b, text());
         if (cpu_backend.steps_new(b.s, 2, rows, T, &st)) fail_msg("%s", err_message());
-        for (size_t t = 0; t < T; t++) {
+        if (filled && cpu_backend.steps_fill(st, text(), (int32_t)filled)) fail_msg("%s", err_message());
+        for (size_t t = filled; t < end; t++) {
             if (cpu_backend.steps_next(st, text()[t], &v)) fail_msg("%s", err_message());
             assert_memory_equal(v.logits, v.logits + v.ld_logits, V * sizeof(float));
             check_step(&b, &v, t);
@@ -345,6 +346,17 @@ static void steps_equal_whole_passes(void **state) {
         cpu_backend.steps_free(st);
         bench_free(&b);
     }
+}
+
+static void steps_equal_whole_passes(void **state) {
+    (void)state;
+    check_steps(0, T);
+}
+
+/* A prompt in one pass: the steps after it are those of one token after another. */
+static void filled_caches_go_on_alike(void **state) {
+    (void)state;
+    check_steps(90, 120);
 }
 
 static int keep_projected(void *context, const float *x, size_t stride) {
@@ -419,28 +431,6 @@ static void a_cap_hides_nothing_that_is_not_finite(void **state) {
     assert_int_equal(cpu_backend.forward_backward(b.s, text(), T, NULL, &sink, &plan, &back), ERR_DATA);
     assert_non_null(strstr(err_message(), "non-finite logits at layer 3 (output), token 5"));
     bench_free(&b);
-}
-
-/* A prompt in one pass: the steps after it are those of one token after another. */
-static void filled_caches_go_on_alike(void **state) {
-    (void)state;
-    enum { PROMPT = 90 };
-    const bool rows[2] = {false, true};
-    for (size_t i = 0; i < arch_count(); i++) {
-        bench b;
-        backend_steps *st;
-        step_view v;
-        bench_new(&b, arch_at(i), 2);
-        run(&b, text());
-        if (cpu_backend.steps_new(b.s, 2, rows, T, &st) || cpu_backend.steps_fill(st, text(), PROMPT))
-            fail_msg("%s", err_message());
-        for (size_t t = PROMPT; t < PROMPT + 30; t++) {
-            if (cpu_backend.steps_next(st, text()[t], &v)) fail_msg("%s", err_message());
-            check_step(&b, &v, t);
-        }
-        cpu_backend.steps_free(st);
-        bench_free(&b);
-    }
 }
 
 static void positions_end_where_their_table_does(void **state) {

@@ -44,7 +44,8 @@ int cpu_take_layer(backend_state *s, int layer);
 /* A matrix in the file: one weight, or q, k and v, whose outputs follow one another. */
 typedef struct cpu_matrix {
     const model_weight *weight; /* [n] */
-    size_t outputs[3], n, inputs;
+    size_t part[3], n;          /* outputs of each weight */
+    size_t outputs, inputs;
 } cpu_matrix;
 
 cpu_matrix cpu_matrix_of(const model *m, int layer, arch_slot slot); /* SLOT_Q: with k and v */

@@ -46,7 +46,7 @@ struct backend_steps {
 /* out = in * w^T (or out += in * w^T) and what belongs to it, all rows of one strip of columns after another. */
 typedef struct product {
     const backend_state *s;
-    size_t n_rows, group, n_cols, strip, inner, ld_in, ld_out;
+    size_t n_rows, group, strip, ld_in, ld_out;
     cpu_matrix w;
     const float *in;
     float *out;
@@ -56,12 +56,12 @@ typedef struct product {
 } product;
 
 static int multiply(const product *p, size_t index, int worker) {
-    size_t col = index * p->strip, n_cols = p->n_cols - col < p->strip ? p->n_cols - col : p->strip;
+    size_t col = index * p->strip, left = p->w.outputs - col, n_cols = left < p->strip ? left : p->strip;
     const float *w;
     TRY(cpu_rows(&p->w, col, n_cols, p->s->panel[worker], &w));
     for (size_t row = 0; row < p->n_rows; row += p->group) {
         size_t n = p->n_rows - row < p->group ? p->n_rows - row : p->group;
-        matmul_weight(n, n_cols, p->inner, p->in + row * p->ld_in, p->ld_in, w, p->inner, p->accumulate,
+        matmul_weight(n, n_cols, p->w.inputs, p->in + row * p->ld_in, p->ld_in, w, p->w.inputs, p->accumulate,
                       p->out + row * p->ld_out + col, p->ld_out);
     }
     for (size_t row = 0; row < p->n_rows && (p->bias || p->softcap > 0); row++) {
@@ -77,16 +77,14 @@ static int product_strip(void *context, size_t task, int worker) {
 }
 
 static size_t strips(const product *p) {
-    return (p->n_cols + p->strip - 1) / p->strip;
+    return (p->w.outputs + p->strip - 1) / p->strip;
 }
 
 int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, float *out, size_t stride_out) {
     product p = {.s = s,
                  .n_rows = n,
                  .group = PROJECT_ROWS,
-                 .n_cols = (size_t)s->m->n_vocab,
                  .strip = PROJECT_COLS,
-                 .inner = (size_t)s->m->n_embd,
                  .ld_in = stride,
                  .ld_out = stride_out,
                  .in = hidden,
@@ -96,15 +94,14 @@ int cpu_project(backend_state *s, const float *hidden, size_t n, size_t stride, 
     return pool_run(s->p, strips(&p), product_strip, &p);
 }
 
-/* The shapes of one step's products; `w` and the rest is for the caller. */
-static product product_of(const backend_steps *st, const float *in, size_t ld_in, size_t inner, size_t n_cols,
-                          float *out, size_t ld_out) {
+/* One step's product with a matrix; what belongs to it is for the caller. */
+static product product_of(const backend_steps *st, const float *in, size_t ld_in, cpu_matrix w, float *out,
+                          size_t ld_out) {
     return (product){.s = st->s,
                      .n_rows = st->n_rows,
                      .group = GROUP_ROWS,
-                     .n_cols = n_cols,
                      .strip = STEP_COLS,
-                     .inner = inner,
+                     .w = w,
                      .ld_in = ld_in,
                      .ld_out = ld_out,
                      .in = in,
@@ -306,13 +303,12 @@ static void norm(backend_steps *st, const float *weight, const float *bias) {
 }
 
 /* What one half of the layer adds to x: in * w^T + bias, or the norm of it where the layer has one. */
-static int add_to_x(backend_steps *st, const float *in, size_t ld_in, size_t inner, arch_slot w, arch_slot bias,
+static int add_to_x(backend_steps *st, const float *in, size_t ld_in, arch_slot w, arch_slot bias,
                     arch_slot post_norm) {
     const model *m = st->s->m;
     const cpu_layer *l = &st->s->layer[st->layer];
     const float *weight = l->at[post_norm];
-    product p = product_of(st, in, ld_in, inner, (size_t)m->n_embd, weight ? st->normed : st->x, st->ld_x);
-    p.w = cpu_matrix_of(m, st->layer, w);
+    product p = product_of(st, in, ld_in, cpu_matrix_of(m, st->layer, w), weight ? st->normed : st->x, st->ld_x);
     p.bias = l->at[bias];
     p.accumulate = !weight;
     TRY(run_product(st, &p));
@@ -330,16 +326,14 @@ static int gate_strip(void *context, size_t task, int worker) {
     const model *m = st->s->m;
     const cpu_layer *l = &st->s->layer[st->layer];
     bool gated = l->at[SLOT_GATE];
-    product gate = product_of(st, st->normed, st->ld_x, (size_t)m->n_embd, (size_t)m->n_ff, st->gate, st->ld_ff);
-    product up = gate;
-    up.out = st->ff;
-    up.w = cpu_matrix_of(m, st->layer, SLOT_UP);
-    up.bias = gate.bias = l->at[SLOT_UP_BIAS];
-    gate.w = up.w;
+    product up = product_of(st, st->normed, st->ld_x, cpu_matrix_of(m, st->layer, SLOT_UP), st->ff, st->ld_ff);
+    up.bias = l->at[SLOT_UP_BIAS];
+    product gate = up;
+    gate.out = st->gate;
     if (gated) gate.w = cpu_matrix_of(m, st->layer, SLOT_GATE), gate.bias = NULL;
     TRY(multiply(&gate, task, worker));
     if (gated) TRY(multiply(&up, task, worker));
-    size_t col = task * gate.strip, n = gate.n_cols - col < gate.strip ? gate.n_cols - col : gate.strip;
+    size_t col = task * up.strip, left = up.w.outputs - col, n = left < up.strip ? left : up.strip;
     for (size_t i = 0; i < st->n; i++) {
         float *ff = st->ff + i * st->ld_ff + col;
         for (size_t k = 0; k < n && !gated; k++) ff[k] = 1;
@@ -351,21 +345,18 @@ static int gate_strip(void *context, size_t task, int worker) {
 static int run_layer(backend_steps *st, int layer) {
     const model *m = st->s->m;
     const cpu_layer *w = &st->s->layer[layer];
-    size_t n_embd = (size_t)m->n_embd, dim = (size_t)m->head_dim, q = (size_t)m->n_head * dim;
-    size_t n_qkv = q + 2 * (size_t)m->n_kv_head * dim;
     st->layer = layer;
     norm(st, w->at[SLOT_ATTN_NORM], w->at[SLOT_ATTN_NORM_BIAS]);
-    product qkv = product_of(st, st->normed, st->ld_x, n_embd, n_qkv, st->qkv, st->ld_qkv);
-    qkv.w = cpu_matrix_of(m, layer, SLOT_Q);
+    product qkv = product_of(st, st->normed, st->ld_x, cpu_matrix_of(m, layer, SLOT_Q), st->qkv, st->ld_qkv);
     qkv.bias = w->at[SLOT_Q_BIAS];
     TRY(run_product(st, &qkv));
     for (size_t i = 0; i < st->n; i++) heads_norm(st->s, layer, st->qkv + i * st->ld_qkv);
     TRY(pool_run(st->s->p, st->n * (size_t)m->n_kv_head, attend_task, st));
-    TRY(add_to_x(st, st->mix, st->ld_mix, q, SLOT_O, SLOT_O_BIAS, SLOT_ATTN_POST_NORM));
+    TRY(add_to_x(st, st->mix, st->ld_mix, SLOT_O, SLOT_O_BIAS, SLOT_ATTN_POST_NORM));
     norm(st, w->at[SLOT_FFN_NORM], w->at[SLOT_FFN_NORM_BIAS]);
-    product up = product_of(st, st->normed, st->ld_x, n_embd, (size_t)m->n_ff, st->ff, st->ld_ff);
+    product up = product_of(st, st->normed, st->ld_x, cpu_matrix_of(m, layer, SLOT_UP), st->ff, st->ld_ff);
     TRY(pool_run(st->s->p, strips(&up), gate_strip, st));
-    return add_to_x(st, st->ff, st->ld_ff, (size_t)m->n_ff, SLOT_DOWN, SLOT_DOWN_BIAS, SLOT_FFN_POST_NORM);
+    return add_to_x(st, st->ff, st->ld_ff, SLOT_DOWN, SLOT_DOWN_BIAS, SLOT_FFN_POST_NORM);
 }
 
 int cpu_steps_next(backend_steps *st, int32_t token, step_view *out) {
@@ -375,8 +366,7 @@ int cpu_steps_next(backend_steps *st, int32_t token, step_view *out) {
     heads_angles(m, st->t, 1, st->angles);
     for (int layer = 0; layer < m->n_layer; layer++) TRY(run_layer(st, layer));
     norm(st, s->output_norm, s->output_norm_bias);
-    product p = product_of(st, st->normed, st->ld_x, (size_t)m->n_embd, (size_t)m->n_vocab, st->logits, st->ld_logits);
-    p.w = cpu_output_matrix(m);
+    product p = product_of(st, st->normed, st->ld_x, cpu_output_matrix(m), st->logits, st->ld_logits);
     p.softcap = m->logit_softcap;
     TRY(run_product(st, &p));
     st->t++;

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { ROWS_A_PART = 512, GGML_F32 = 0 };
+enum { ROWS_A_PART = 512 };
 _Static_assert(SLOT_V == SLOT_Q + 2 && SLOT_Q_BIAS == SLOT_V + 1 && SLOT_V_BIAS == SLOT_Q_BIAS + 2,
                "q, k, v and their biases are neighbours");
 
@@ -159,31 +159,32 @@ int cpu_take_layer(backend_state *s, int layer) {
 cpu_matrix cpu_matrix_of(const model *m, int layer, arch_slot slot) {
     cpu_matrix w = {
         .weight = &m->layer[layer].weight[slot], .n = slot == SLOT_Q ? 3 : 1, .inputs = shape_of(m, slot).inputs};
-    for (size_t i = 0; i < w.n; i++) w.outputs[i] = shape_of(m, (int)slot + (int)i).outputs;
+    for (size_t i = 0; i < w.n; i++) w.outputs += w.part[i] = shape_of(m, (int)slot + (int)i).outputs;
     return w;
 }
 
 cpu_matrix cpu_output_matrix(const model *m) {
-    return (cpu_matrix){&m->output, {(size_t)m->n_vocab}, 1, (size_t)m->n_embd};
+    size_t n_vocab = (size_t)m->n_vocab;
+    return (cpu_matrix){&m->output, {n_vocab}, 1, n_vocab, (size_t)m->n_embd};
 }
 
 /* The rows as the file holds them, or NULL. */
 static const float *as_they_lie(const model_weight *w, size_t inputs, size_t row0) {
     const tensor *t = w->tensor;
     const unsigned char *data = t->data;
-    if (t->type != GGML_F32 || w->transposed || w->plus_one || t->dims[0] != inputs) return NULL;
+    if (t->type != TENSOR_F32 || w->transposed || w->plus_one || t->dims[0] != inputs) return NULL;
     data += (w->row0 + row0) * inputs * sizeof(float);
     return (uintptr_t)data % sizeof(float) ? NULL : (const void *)data;
 }
 
 int cpu_rows(const cpu_matrix *w, size_t row0, size_t n, float *panel, const float **out) {
     size_t i = 0;
-    while (row0 >= w->outputs[i]) row0 -= w->outputs[i++];
-    *out = row0 + n <= w->outputs[i] ? as_they_lie(&w->weight[i], w->inputs, row0) : NULL;
+    while (row0 >= w->part[i]) row0 -= w->part[i++];
+    *out = row0 + n <= w->part[i] ? as_they_lie(&w->weight[i], w->inputs, row0) : NULL;
     if (*out) return 0;
     *out = panel;
     for (; n; i++, row0 = 0) {
-        size_t here = w->outputs[i] - row0 < n ? w->outputs[i] - row0 : n;
+        size_t here = w->part[i] - row0 < n ? w->part[i] - row0 : n;
         TRY(model_read(&w->weight[i], w->inputs, row0, here, panel));
         panel += here * w->inputs;
         n -= here;

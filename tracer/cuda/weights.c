@@ -13,7 +13,6 @@
 
 enum {
     N_MATRICES = 7,
-    GGML_F32 = 0,
     SLICE_IDS = 16384 /* of the output matrix at a time */
 };
 #define UPLOAD_BYTES ((size_t)64 << 20)
@@ -109,7 +108,7 @@ static int load_dense(backend_state *s, const tensor *t, dtype type, char *to) {
         const void *from = here ? (const void *)((const char *)t->data + row * each) : host;
         if (!code) code = device_to(s->d, STREAM_COMPUTE, w->upload, from, count * each);
         if (!code)
-            code = k_dequant(s->d, here ? t->type : GGML_F32, w->upload, each, NULL, count, n, type,
+            code = k_dequant(s->d, here ? t->type : TENSOR_F32, w->upload, each, NULL, count, n, type,
                              to + row * n * dtype_size(type), n);
         if (!code) code = device_sync(s->d); /* the buffer is used again */
     }
@@ -192,7 +191,7 @@ static int load_table(backend_state *s, const tensor *t, table *out) {
     size_t row = here ? row_bytes(t) : (size_t)t->dims[0] * sizeof(float);
     if (s->w->way != DENSE) TRY(check_blocks(t));
     TRY(device_new(s->d, row * (size_t)t->dims[1], "weights", &p));
-    *out = (table){here ? t->type : GGML_F32, row, p};
+    *out = (table){here ? t->type : TENSOR_F32, row, p};
     return here ? device_to(s->d, STREAM_COMPUTE, p, t->data, t->bytes) : load_dense(s, t, DTYPE_F32, p);
 }
 
