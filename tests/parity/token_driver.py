@@ -14,8 +14,8 @@ def build(folder, what="tokenize"):
     driver = folder / f"{what}_main"
     own = [str(p.relative_to(ROOT)) for p in ROOT.glob("tracer/*.c") if p.name.startswith(("tokenizer", "chat"))]
     sources = [f"tests/parity/{what}_main.c", *sorted(own),
-               *(f"tracer/{name}.c" for name in ("gguf", "tensor", "dequant", "mapped", "json", "utf8", "nfc")),
-               *(f"base/{name}.c" for name in ("err", "mem", "text"))]
+               *(f"tracer/{name}.c" for name in ("gguf", "tensor", "dequant", "mapped", "json", "nfc")),
+               *(f"base/{name}.c" for name in ("err", "mem", "text", "utf8"))]
     subprocess.run([os.environ.get("CC", "gcc"), "-std=c17", "-O2", "-D_GNU_SOURCE", "-I.", "-o", driver, *sources,
                     "-lpcre2-8", "-lxxhash", "-lcjson", "-lutf8proc", "-lm"], cwd=ROOT, check=True)
     return driver
